@@ -1,0 +1,1 @@
+"""aserve: an LLM inference server in which every request is a scope."""

@@ -1,0 +1,182 @@
+"""The configuration, frozen after validation; every field is one flag of ``aserve serve``.
+
+The command line, environment and file are read by ``aserve.cli``; run-time facts (how many blocks fit) are return
+values of the code that measures them, never written back here. Field docstrings become the flags' help texts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aserve.core.errors import ConfigError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``6GiB``, ``500MB`` or ``1048576``, in bytes. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size; write for example 6GiB, 500MB or 1048576")
+    return int(float(match.group(1)) * _UNITS[(match.group(2) or "").lower()])
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _at_least(owner: object, low: float, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        flag = "--" + name.replace("_", "-")
+        _require(value is None or value >= low, f"{flag} must be at least {low:g}, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model to serve and how to load it.
+
+    Attributes:
+        model: A built-in name, a Hugging Face folder, a hub id, or a .gguf file.
+        served_model_name: Name or names under which clients address the model; default: the model's own name.
+        revision: Revision of a hub id.
+        dtype: Type of weights and activations; auto takes the checkpoint's, or what the device computes fastest.
+        device: Where to run; auto takes the first CUDA device, else the CPU.
+        kernels: Kernel set; auto takes triton on CUDA and cpu elsewhere; reference is for debugging.
+        max_model_len: Longest prompt plus answer in tokens; default: the model's context.
+        chat_template: A Jinja file, or the template itself, in place of the model's.
+        debug_load_delay_s: Wait this long before loading, to test clients against a server that is not ready.
+    """
+
+    model: str
+    served_model_name: tuple[str, ...] = ()
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    kernels: Literal["auto", "reference", "cpu", "triton"] = "auto"
+    max_model_len: int | None = None
+    chat_template: str | None = None
+    debug_load_delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(bool(self.model), "no model was named")
+        _at_least(self, 1, "max_model_len")
+        _at_least(self, 0, "debug_load_delay_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache. Its size is set by at most one of the three size settings.
+
+    Attributes:
+        block_size: Tokens per KV block.
+        kv_cache_tokens: Size of the KV cache in tokens, rounded up to whole blocks.
+        kv_cache_memory: Size of the KV cache in bytes, for example 6GiB.
+        gpu_memory_fraction: Share of the whole device memory for weights, activations and KV; default on CUDA 0.9.
+        prefix_cache: Reuse the KV of equal prompt beginnings.
+    """
+
+    block_size: int = 16
+    kv_cache_tokens: int | None = None
+    kv_cache_memory: str | None = None
+    gpu_memory_fraction: float | None = None
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "block_size", "kv_cache_tokens")
+        sizes = [n for n in ("kv_cache_tokens", "kv_cache_memory", "gpu_memory_fraction")
+                 if getattr(self, n) is not None]
+        flags = " and ".join("--" + n.replace("_", "-") for n in sizes)
+        _require(len(sizes) <= 1, f"set only one size of the KV cache, not {flags}")
+        if self.kv_cache_memory is not None:
+            _require(parse_bytes(self.kv_cache_memory) > 0, "--kv-cache-memory must be more than 0")
+        fraction = self.gpu_memory_fraction
+        _require(fraction is None or 0 < fraction <= 1, f"--gpu-memory-fraction must be above 0, up to 1: {fraction}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Which requests run together.
+
+    Attributes:
+        max_num_seqs: Most sequences in one step; default 256 on CUDA, 32 on the CPU.
+        max_batch_tokens: Most tokens in one step; longer prompts are computed in chunks. Default 8192 on CUDA, 512 on
+            the CPU.
+        max_in_flight: Steps submitted and not yet read: 2 overlaps planning with computing, 1 does not. Default 2 on
+            CUDA, 1 on the CPU.
+        max_queue: Most sequences waiting for admission; more are answered with 429.
+        policy: Order of admission: fcfs by arrival, priority by the request's priority, then by arrival.
+    """
+
+    max_num_seqs: int | None = None
+    max_batch_tokens: int | None = None
+    max_in_flight: int | None = None
+    max_queue: int = 1024
+    policy: Literal["fcfs", "priority"] = "fcfs"
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "max_num_seqs", "max_batch_tokens", "max_in_flight")
+        _at_least(self, 0, "max_queue")
+        _require(self.max_in_flight in (None, 1, 2), f"--max-in-flight must be 1 or 2, got {self.max_in_flight}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine needs, with or without HTTP around it."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server.
+
+    Attributes:
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one, which is printed.
+        api_key: Accept requests only with one of these keys (Authorization: Bearer KEY).
+        cors_origin: Origins whose pages may call the server from a browser; * allows all.
+        tls_certificate: PEM file with the certificate chain; turns on HTTPS with HTTP/2 by ALPN.
+        tls_key: PEM file with the certificate's private key.
+        max_body_bytes: Largest request body.
+        max_streams: Most concurrent streams on one HTTP/2 connection.
+        request_timeout_s: Total time limit of a request; default none.
+        read_timeout_s: Time a client has to send its request's headers, and its body.
+        stall_timeout_s: A client that takes no byte of its answer for this long is dropped.
+        sse_keepalive_s: Comment lines are sent this often while a stream has nothing to say; 0 sends none.
+        drain_timeout_s: After SIGTERM, running requests have this long to finish.
+        watchdog_s: The health route turns red when no step completes for this long although work exists.
+        log_level: What is written to the log.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: tuple[str, ...] = ()
+    cors_origin: tuple[str, ...] = ()
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    max_body_bytes: int = 8 * 2**20
+    max_streams: int = 1024
+    request_timeout_s: float | None = None
+    read_timeout_s: float = 30.0
+    stall_timeout_s: float = 30.0
+    sse_keepalive_s: float = 15.0
+    drain_timeout_s: float = 30.0
+    watchdog_s: float = 120.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, f"--port must lie between 0 and 65535, got {self.port}")
+        _require(all(key.strip() for key in self.api_key), "--api-key must not be empty: it would let everybody in")
+        _require((self.tls_certificate is None) == (self.tls_key is None),
+                 "--tls-certificate and --tls-key go together")
+        _at_least(self, 1, "max_body_bytes", "max_streams")
+        _at_least(self, 0, "sse_keepalive_s", "drain_timeout_s")
+        for name in ("request_timeout_s", "read_timeout_s", "stall_timeout_s", "watchdog_s"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"--{name.replace('_', '-')} must be more than 0, got {value}")

@@ -1,0 +1,112 @@
+"""The language between the scheduler and whatever executes a step: plans down, results up, events out.
+
+Rows and events are NamedTuples, not frozen dataclasses: one is made per sequence and step, and a NamedTuple costs a
+third of a frozen dataclass to build (0.3 against 1.0 us on CPython 3.11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from aserve.core.capacity import Capacity
+from aserve.core.request import FinishReason, RequestId, SamplingParams, TokenLogprobs
+
+PENDING = -1
+"""Stands for a token that a step still in flight samples; the executor has it, the scheduler not yet."""
+
+INVALID_TOKEN = -2
+"""In a result: the row's logits were not finite, so nothing could be sampled."""
+
+
+class NewSequence(NamedTuple):
+    """What the executor needs once, when a slot is given to a sequence (at admission and after each preemption).
+
+    Attributes:
+        sampling: how to sample.
+        num_prompt_tokens: how many of the sequence's tokens are prompt (penalties treat them apart).
+        prior_token_ids: the tokens before ``start``, whose KV came from the prefix cache.
+    """
+
+    sampling: SamplingParams
+    num_prompt_tokens: int
+    prior_token_ids: tuple[int, ...]
+
+
+class ScheduledSequence(NamedTuple):
+    """One row of a plan: compute ``token_ids`` at positions ``[start, start + len(token_ids))``.
+
+    Attributes:
+        slot: index in ``[0, max_num_seqs)`` of the executor's per-sequence state; unique within a plan.
+        token_ids: ids, or ``PENDING`` in the last place for the token that the step in flight samples for this slot.
+        new_block_ids: appended to the slot's block table by this row (the whole table when ``new`` is set).
+        samples: whether the row's last position samples the next token.
+        new: set when the slot starts afresh; the executor forgets whatever the slot held.
+    """
+
+    request_id: RequestId
+    slot: int
+    start: int
+    token_ids: tuple[int, ...]
+    new_block_ids: tuple[int, ...]
+    samples: bool
+    new: NewSequence | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: prefill chunks and decodes mixed, in order. ``step_id`` counts up by one."""
+
+    step_id: int
+    sequences: tuple[ScheduledSequence, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s.token_ids) for s in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled.
+
+    Attributes:
+        sampled: one token id (or ``INVALID_TOKEN``) per row with ``samples``, in plan order.
+        logprobs: by index into ``sampled``, for the rows that asked.
+    """
+
+    step_id: int
+    sampled: tuple[int, ...]
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+
+
+class TokenEvent(NamedTuple):
+    """One generated token of one request. ``finish_reason`` is set on the last one.
+
+    On ``FinishReason.ERROR`` ``token_id`` is ``INVALID_TOKEN``.
+    """
+
+    request_id: RequestId
+    token_id: int
+    logprobs: TokenLogprobs | None
+    finish_reason: FinishReason | None
+    num_cached_tokens: int
+
+
+class StepExecutor(Protocol):
+    """Runs plans in the order in which they are submitted. Used by one thread only."""
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+    def submit(self, plan: StepPlan) -> None:
+        """Start a step without waiting for its result; at most ``capacity.max_in_flight`` may be unread."""
+        ...
+
+    def wait(self) -> StepResult:
+        """Return the result of the oldest step not yet waited for; blocks."""
+        ...
+
+    def close(self) -> None:
+        """Release memory and processes. Idempotent."""
+        ...

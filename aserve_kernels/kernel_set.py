@@ -1,0 +1,137 @@
+"""One protocol per operation (shapes, dtypes, aliasing) and the frozen set of them that layers are given.
+
+Letters: T tokens of a step, S sequences, H hidden size, Hq and Hkv query and KV heads, D head size, N KV blocks,
+P tokens per block, B widest block table, V vocabulary. All tensors of a call live on one device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class RmsNorm(Protocol):
+    """Root-mean-square normalisation (Zhang and Sennrich 2019)."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
+        """Normalise the last dimension of ``x`` [..., H] and scale it by ``weight`` [H].
+
+        Rows may be strided, the last dimension is contiguous. Accumulates in float32 and rounds to x's dtype before
+        the scale, as the reference models do. ``out`` may be ``x``.
+        """
+        ...
+
+
+class FusedAddRmsNorm(Protocol):
+    """Residual addition followed by RMS normalisation, in one pass."""
+
+    def __call__(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return (norm(x + residual), x + residual), both [T, H] in x's dtype.
+
+        The sum is rounded to x's dtype first. Both arguments may be overwritten and returned.
+        """
+        ...
+
+
+class Rotary(Protocol):
+    """Rotary position embedding (Su et al. 2021), the half-split form of GPT-NeoX."""
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        """Rotate ``q`` [T, Hq, D] and ``k`` [T, Hkv, D] in place.
+
+        ``positions`` [T] int64 indexes ``cos_sin`` [max positions, R] float32, R <= D even: the first half of a row
+        is cos, the second sin. The first R channels are rotated, in float32; the rest stays. Token rows of q and k
+        may be strided, heads and channels are contiguous.
+        """
+        ...
+
+
+class SiluAndMul(Protocol):
+    """The gated activation of Llama's MLP."""
+
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Return silu(x[:, :I]) * x[:, I:] for ``x`` [T, 2 I], as [T, I], computed in float32."""
+        ...
+
+
+class StoreKv(Protocol):
+    """Writes new keys and values into the paged cache."""
+
+    def __call__(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        """Copy ``k`` and ``v`` [T, Hkv, D] to rows ``slot_mapping`` [T] int64 of the caches [N, P, Hkv, D].
+
+        Row r is block r // P, place r % P. Negative rows are skipped. Token rows of k and v may be strided.
+        """
+        ...
+
+
+class PagedAttention(Protocol):
+    """Causal attention of a mixed batch of prefill chunks and decodes over the paged cache (Kwon et al. 2023)."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens: Tensor,
+        *,
+        max_query_len: int,
+        max_seq_len: int,
+        scale: float,
+        window: int | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return attention outputs [T, Hq, D] in q's dtype; softmax in float32.
+
+        ``q`` [T, Hq, D], token rows may be strided; caches [N, P, Hkv, D] already hold the keys and values of the
+        step's own tokens; ``block_tables`` [S, B] int32; sequence s has queries ``cu_seqlens_q[s]`` to
+        ``cu_seqlens_q[s + 1]`` ([S + 1] int32), which are the last of its ``seq_lens[s]`` ([S] int32) positions. A
+        query at position p sees positions max(0, p - window + 1) to p. Query head h reads KV head h // (Hq / Hkv).
+        """
+        ...
+
+
+class Sample(Protocol):
+    """Draws one token per row; a pure function of its arguments, so a row never depends on its batch."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        temperatures: Tensor,
+        top_ks: Tensor,
+        top_ps: Tensor,
+        min_ps: Tensor,
+        uniforms: Tensor,
+    ) -> Tensor:
+        """Return token ids [S] int64 for ``logits`` [S, V] float32, by inverse transform sampling.
+
+        ``temperatures``, ``top_ps``, ``min_ps`` [S] float32, ``top_ks`` [S] int32, ``uniforms`` [S] float32 in
+        [0, 1). Temperature 0 takes the first of the largest logits. Otherwise probabilities are
+        softmax(logits / temperature); kept are the top_k largest (0: all), of those the smallest most-likely-first
+        prefix whose share of the kept mass reaches top_p (at least one), of those the ones with at least min_p times
+        the largest probability. The kept ones are renormalised; the token is the first whose cumulative probability
+        exceeds the uniform, in order of falling probability (ties by id) when any filter is on, else by id.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """The operations a model is built from, all of one backend unless single ones were replaced."""
+
+    name: str
+    rms_norm: RmsNorm
+    fused_add_rms_norm: FusedAddRmsNorm
+    rotary: Rotary
+    silu_and_mul: SiluAndMul
+    store_kv: StoreKv
+    paged_attention: PagedAttention
+    sample: Sample
+
+    def replace(self, **ops: Any) -> KernelSet:
+        """Return a set with some operations swapped, for example to bisect a wrong kernel."""
+        return replace(self, **ops)
