@@ -1,0 +1,99 @@
+"""KV blocks as ids: who holds each one, which are free and in what order they are reused, and which hold what prefix.
+
+Owns reference counts, the free queue and the prefix index. Knows nothing of sequences, tokens or tensors; called by
+``KVCacheManager`` only. Every operation is O(1), so a pool of a million cached blocks costs a step no more than one
+of ten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from aserve.core.errors import AserveError
+
+
+class OutOfBlocksError(AserveError):
+    """A block was asked for while none was free; the caller has to look first."""
+
+
+class BlockPool:
+    """``num_blocks`` blocks with ids from 0.
+
+    A block with no holder is free, and may still be indexed by the hash of the prefix it ends: it is then reused last,
+    in the order in which such blocks became free (least recently used first, as in vLLM's free queue).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._prefix_hashes: list[bytes | None] = [None] * num_blocks
+        self._index: dict[bytes, int] = {}
+        # ordered, and O(1) at both ends and in the middle, where a deque would need a scan to take out a block
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without a holder, indexed ones included."""
+        return len(self._free)
+
+    @property
+    def num_indexed(self) -> int:
+        """Blocks that a prefix can be found in."""
+        return len(self._index)
+
+    def ref_count(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
+
+    def prefix_hash(self, block_id: int) -> bytes | None:
+        return self._prefix_hashes[block_id]
+
+    def is_free(self, block_id: int) -> bool:
+        return block_id in self._free
+
+    def allocate(self) -> int:
+        """Take the free block that is worth least; its prefix entry, if it has one, is dropped.
+
+        Raises OutOfBlocksError when none is free.
+        """
+        if not self._free:
+            raise OutOfBlocksError("no KV block is free")
+        block_id, _ = self._free.popitem(last=False)
+        self._ref_counts[block_id] = 1
+        self._forget(block_id)
+        return block_id
+
+    def lookup(self, prefix_hash: bytes) -> int | None:
+        """The block that holds the end of this prefix, without taking hold of it."""
+        return self._index.get(prefix_hash)
+
+    def hold(self, block_id: int) -> None:
+        """Add a holder to a block that ``lookup`` returned."""
+        if self._ref_counts[block_id] == 0:
+            del self._free[block_id]
+        self._ref_counts[block_id] += 1
+
+    def release(self, block_id: int) -> None:
+        """Remove a holder. The last one makes the block free: indexed blocks queue up last, others first."""
+        count = self._ref_counts[block_id] - 1
+        assert count >= 0, f"block {block_id} released without a holder"
+        self._ref_counts[block_id] = count
+        if count == 0:
+            self._free[block_id] = None
+            if self._prefix_hashes[block_id] is None:
+                self._free.move_to_end(block_id, last=False)
+
+    def publish(self, block_id: int, prefix_hash: bytes) -> None:
+        """Index a full, computed block. A prefix that is indexed already keeps the block it has."""
+        if self._index.setdefault(prefix_hash, block_id) == block_id:
+            self._prefix_hashes[block_id] = prefix_hash
+
+    def clear_index(self) -> None:
+        """Forget every prefix, because the KV behind the index was destroyed."""
+        self._index.clear()
+        self._prefix_hashes = [None] * self.num_blocks
+
+    def _forget(self, block_id: int) -> None:
+        prefix_hash = self._prefix_hashes[block_id]
+        if prefix_hash is not None:
+            del self._index[prefix_hash]
+            self._prefix_hashes[block_id] = None

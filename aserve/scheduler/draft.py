@@ -1,0 +1,32 @@
+"""A plan being made: which sequence gets how many tokens, within the step's budget."""
+
+from __future__ import annotations
+
+from aserve.scheduler.sequence import Sequence
+
+
+class Draft:
+    """Rows by sequence, in the order in which they were granted.
+
+    Attributes:
+        budget: tokens that may still be granted.
+        rows: granted tokens per sequence.
+        preempted: whether a sequence lost its blocks for this plan.
+        num_promised_blocks: blocks that running prefills will need before they sample, and do not hold yet.
+    """
+
+    __slots__ = ("budget", "num_promised_blocks", "preempted", "rows")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.rows: dict[Sequence, int] = {}
+        self.preempted = False
+        self.num_promised_blocks = 0
+
+    def grant(self, sequence: Sequence, num_tokens: int) -> None:
+        self.rows[sequence] = num_tokens
+        self.budget -= num_tokens
+
+    def revoke(self, sequence: Sequence) -> None:
+        """Take back a grant, if there is one."""
+        self.budget += self.rows.pop(sequence, 0)

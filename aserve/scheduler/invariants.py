@@ -1,0 +1,107 @@
+"""What must hold between any two calls of the scheduler; each statement has the id used in the documentation.
+
+``check`` is called by tests after every call, and by the step loop when it goes idle. It reads private state on
+purpose: it is the scheduler's own conscience, and it raises AssertionError naming the broken invariant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from aserve.core.step import StepPlan
+from aserve.scheduler.scheduler import Scheduler
+from aserve.scheduler.sequence import Sequence
+
+# pyright: reportPrivateUsage=false
+
+
+def _require(condition: bool, invariant: str, what: object) -> None:
+    if not condition:
+        raise AssertionError(f"{invariant}: {what}")
+
+
+def check(scheduler: Scheduler) -> None:
+    """Check S1 to S5 and, when nothing is live, S10. Costs O(blocks + sequences)."""
+    _check_blocks(scheduler)
+    _check_states(scheduler)
+    for sequence in scheduler._live.values():
+        _check_progress(scheduler, sequence)
+    if not scheduler.has_work:
+        _check_idle(scheduler)
+
+
+def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
+    """Check S6 on a plan that was just made."""
+    capacity = scheduler.capacity
+    slots = [row.slot for row in plan.sequences]
+    _require(0 < plan.num_tokens <= capacity.max_batch_tokens, "S6", f"{plan.num_tokens} tokens in a plan")
+    _require(len(plan.sequences) <= capacity.max_num_seqs, "S6", "too many rows")
+    _require(all(row.token_ids for row in plan.sequences), "S6", "an empty row")
+    _require(len(set(slots)) == len(slots), "S6", f"a slot twice in {slots}")
+
+
+def _holders(scheduler: Scheduler) -> Counter[int]:
+    holders: Counter[int] = Counter()
+    for sequence in scheduler._running:
+        holders.update(sequence.block_table)
+    for step in scheduler._in_flight:
+        for block_ids in step.fenced_blocks:
+            holders.update(block_ids)
+    return holders
+
+
+def _check_blocks(scheduler: Scheduler) -> None:
+    pool = scheduler.kv.pool
+    holders = _holders(scheduler)
+    for block_id in range(pool.num_blocks):
+        count = pool.ref_count(block_id)
+        _require(count == holders[block_id], "S1", f"block {block_id} has {count} counted, {holders[block_id]} holders")
+        _require(pool.is_free(block_id) == (count == 0), "S1", f"block {block_id} with {count} holders: free or not?")
+        prefix_hash = pool.prefix_hash(block_id)
+        indexed = prefix_hash is not None and pool.lookup(prefix_hash) == block_id
+        _require(prefix_hash is None or indexed, "S1", f"block {block_id} has a hash the index does not know")
+        _require(count < 2 or indexed, "S3", f"block {block_id} is shared and not published")
+    _require(pool.num_free + len(+holders) == pool.num_blocks, "S1", "free and held blocks do not add up")
+    for sequence in scheduler._running:
+        size = scheduler.capacity.block_size
+        for index, block_id in enumerate(sequence.block_table):
+            full = (index + 1) * size <= sequence.num_computed
+            _require(full or pool.ref_count(block_id) == 1, "S3", f"block {block_id} is shared before it is computed")
+
+
+def _check_states(scheduler: Scheduler) -> None:
+    waiting = {s.request.request_id for _, s in scheduler._waiting if not s.is_over}
+    running = [s.request.request_id for s in scheduler._running]
+    _require(len(set(running)) == len(running), "S4", "a sequence runs twice")
+    _require(not waiting & set(running), "S4", "a sequence waits and runs")
+    _require(waiting | set(running) == set(scheduler._live), "S4", "a live sequence neither waits nor runs")
+    _require(scheduler._num_waiting == len(waiting), "S4", "the number of waiting sequences is wrong")
+    slots = [s.slot for s in scheduler._running]
+    slots += [slot for step in scheduler._in_flight for slot in step.fenced_slots]
+    _require(
+        sorted(slots + scheduler._free_slots) == list(range(scheduler.capacity.max_num_seqs)),
+        "S4",
+        f"slots {slots} and free {scheduler._free_slots} do not make up all",
+    )
+    keys = [s.key for s in scheduler._running]
+    _require(keys == sorted(keys), "S11", "running sequences are out of order")
+
+
+def _check_progress(scheduler: Scheduler, sequence: Sequence) -> None:
+    name = sequence.request.request_id
+    _require(0 <= sequence.num_computed <= sequence.num_scheduled <= sequence.num_known, "S5", f"counters of {name}")
+    covered = len(sequence.block_table) * scheduler.capacity.block_size
+    _require(sequence.num_scheduled <= covered or sequence.slot < 0, "S5", f"{name} computes beyond its blocks")
+    _require(sequence.num_known <= sequence.max_length, "S5", f"{name} grows beyond its limit")
+    _require(sequence.slot >= 0 or not sequence.block_table, "S4", f"{name} waits and holds blocks")
+    for step in scheduler._in_flight:
+        for row in step.rows:
+            if row.sequence is sequence and row.epoch == sequence.epoch:
+                _require(sequence.slot >= 0, "S2", f"{name} is in flight without a slot")
+
+
+def _check_idle(scheduler: Scheduler) -> None:
+    pool = scheduler.kv.pool
+    _require(pool.num_free == pool.num_blocks, "S10", f"idle with {pool.num_blocks - pool.num_free} blocks in use")
+    _require(scheduler._num_fenced_blocks == 0, "S10", "idle with fenced blocks")
+    _require(not scheduler._running and scheduler._num_waiting == 0, "S10", "idle with sequences")

@@ -1,0 +1,317 @@
+"""The scheduler: a state machine with four verbs, add, cancel, plan and commit.
+
+Pure and synchronous; called by the step loop alone. The same calls in the same order give the same plans. There is no
+prefill or decode phase: each step brings every sequence's computed tokens closer to its known tokens (the idea is
+vLLM's), decodes first, then prefill chunks, then admissions, so a long prompt never holds up a running stream.
+
+Frees are fenced: blocks and slots that a submitted step may still touch come back when that step is committed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import deque
+from itertools import islice
+
+from aserve.core.capacity import Capacity
+from aserve.core.request import FinishReason, Request, RequestId
+from aserve.core.step import (
+    INVALID_TOKEN,
+    PENDING,
+    NewSequence,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
+from aserve.scheduler.draft import Draft
+from aserve.scheduler.in_flight import InFlightStep, PlannedRow
+from aserve.scheduler.kv_cache_manager import KVCacheManager
+from aserve.scheduler.policy import Policy, PolicyKey, key_function
+from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.stats import SchedulerStats
+
+
+def _key(sequence: Sequence) -> PolicyKey:
+    return sequence.key
+
+
+class Scheduler:
+    """Decides what runs, over the block ids and slots of one executor."""
+
+    def __init__(self, capacity: Capacity, *, policy: Policy = "fcfs", prefix_cache: bool = True) -> None:
+        self.capacity = capacity
+        self.kv = KVCacheManager(capacity, prefix_cache=prefix_cache)
+        self._key_of = key_function(policy)
+        self._live: dict[RequestId, Sequence] = {}
+        self._waiting: list[tuple[PolicyKey, Sequence]] = []  # a heap; sequences that are over are skipped when met
+        self._num_waiting = 0
+        self._running: list[Sequence] = []  # in policy order
+        self._free_slots = list(range(capacity.max_num_seqs))  # a heap, so that low slots are reused first
+        self._in_flight: deque[InFlightStep] = deque()
+        self._num_fenced_blocks = 0
+        self._next_step_id = 0
+        self._num_preemptions = 0
+        self._num_prefix_queries = 0
+        self._num_prefix_hits = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a live request or an uncommitted step exists."""
+        return bool(self._live or self._in_flight)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned and not committed."""
+        return len(self._in_flight)
+
+    def stats(self) -> SchedulerStats:
+        pool = self.kv.pool
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=self._num_waiting,
+            num_used_blocks=pool.num_blocks - pool.num_free,
+            num_blocks=pool.num_blocks,
+            num_steps=self._next_step_id,
+            num_preemptions=self._num_preemptions,
+            num_prefix_queries=self._num_prefix_queries,
+            num_prefix_hits=self._num_prefix_hits,
+        )
+
+    # -- the verbs ---------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. The caller has checked that it fits the capacity and that its id is not in use."""
+        assert request.prompt_token_ids, "a request has at least one prompt token"
+        assert request.max_length <= self.capacity.max_length, f"{request.request_id} can never fit"
+        assert request.request_id not in self._live, f"{request.request_id} is live already"
+        sequence = Sequence(request, self._key_of(request))
+        self._live[request.request_id] = sequence
+        self._enqueue(sequence)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request in whatever state it is; idempotent. No event of it follows."""
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            sequence.cancelled = True
+            self._retire(sequence)
+
+    def plan(self) -> StepPlan | None:
+        """Decide the next step; None when nothing can run now or ``max_in_flight`` steps await their commit."""
+        if len(self._in_flight) >= self.capacity.max_in_flight:
+            return None
+        draft = Draft(self.capacity.max_batch_tokens)
+        self._schedule_decodes(draft)
+        self._schedule_prefills(draft)
+        if not draft.preempted:
+            self._admit(draft)
+        return self._submit(draft) if draft.rows else None
+
+    def commit(self, result: StepResult) -> tuple[TokenEvent, ...]:
+        """Take the result of the oldest uncommitted step; returns its tokens and lifts its fences."""
+        step = self._in_flight.popleft()
+        assert result.step_id == step.step_id, f"result of step {result.step_id}, expected {step.step_id}"
+        events: list[TokenEvent] = []
+        index = -1
+        for row in step.rows:
+            index += row.samples
+            sequence = row.sequence
+            if sequence.is_over:
+                continue
+            if sequence.epoch == row.epoch:
+                sequence.num_computed += row.num_tokens
+                sequence.num_in_flight -= row.num_tokens
+                self.kv.publish(sequence)
+            if row.samples:
+                events.append(self._take_token(sequence, result, index))
+        self._lift_fences(step)
+        return tuple(events)
+
+    # -- planning ----------------------------------------------------------------------------------------------------
+
+    def _schedule_decodes(self, draft: Draft) -> None:
+        """Grant one token to every running sequence that needs just one."""
+        running = self._running
+        position = 0
+        while position < len(running) and draft.budget > 0:  # preemption shortens the list behind the position
+            sequence = running[position]
+            position += 1
+            if sequence.num_to_compute == 1 and sequence.num_known < sequence.max_length:
+                self._grant(sequence, 1, draft)
+
+    def _schedule_prefills(self, draft: Draft) -> None:
+        """Spread what is left of the budget over running sequences with more to compute, oldest first."""
+        running = self._running
+        position = 0
+        while position < len(running):
+            sequence = running[position]
+            position += 1
+            todo = sequence.num_to_compute
+            if todo <= 1:
+                continue
+            if draft.budget > 0:
+                self._grant(sequence, min(todo, draft.budget), draft)
+            draft.num_promised_blocks += max(0, self.kv.num_missing_blocks(sequence, sequence.num_known))
+
+    def _grant(self, sequence: Sequence, num_tokens: int, draft: Draft) -> None:
+        end = sequence.num_scheduled + num_tokens
+        missing = self.kv.num_missing_blocks(sequence, end)
+        if missing > 0:
+            if not self._make_room(sequence, missing, draft):
+                return
+            self.kv.grow(sequence, end)
+        draft.grant(sequence, num_tokens)
+
+    def _make_room(self, sequence: Sequence, num_blocks: int, draft: Draft) -> bool:
+        """Free blocks for a running sequence at the cost of those behind it; False if it has to wait."""
+        pool = self.kv.pool
+        while pool.num_free < num_blocks:
+            if pool.num_free + self._num_fenced_blocks >= num_blocks:
+                return False  # a commit brings enough
+            victim = self._running[-1]
+            if victim is sequence:
+                return False  # those ahead of it hold the rest, and will finish
+            self._preempt(victim, draft)
+        return True
+
+    def _preempt(self, victim: Sequence, draft: Draft) -> None:
+        """Send a running sequence back to the queue; its KV is computed again later."""
+        draft.revoke(victim)
+        draft.preempted = True
+        self._num_preemptions += 1
+        self._running.remove(victim)
+        self._release(victim)
+        victim.forget_kv()
+        self._enqueue(victim)
+
+    def _admit(self, draft: Draft) -> None:
+        """Start waiting sequences in policy order, until one does not fit now."""
+        while self._waiting and draft.budget > 0 and self._free_slots:
+            sequence = self._waiting[0][1]
+            if sequence.is_over:
+                heapq.heappop(self._waiting)
+                continue
+            # a preempted sequence's last token may still be in flight; its value is needed to go on
+            if sequence.num_pending or not self._start(sequence, draft):
+                return
+            heapq.heappop(self._waiting)
+            self._num_waiting -= 1
+
+    def _start(self, sequence: Sequence, draft: Draft) -> bool:
+        """Give a waiting sequence a slot and its first chunk, if its whole prompt has room."""
+        matched = self.kv.match_prefix(sequence)
+        # One more block per running sequence stays free: without it an admission to the brim is preempted at once.
+        reserve = draft.num_promised_blocks + len(self._running)
+        needed = self.kv.num_blocks_to_take(matched, len(sequence.token_ids))
+        if needed + reserve > self.kv.pool.num_free:
+            return False
+        self.kv.start(sequence, matched)
+        self._note_prefix(sequence)
+        sequence.slot = heapq.heappop(self._free_slots)
+        insort(self._running, sequence, key=_key)
+        num_tokens = min(sequence.num_to_compute, draft.budget)
+        self.kv.grow(sequence, sequence.num_scheduled + num_tokens)
+        draft.grant(sequence, num_tokens)
+        draft.num_promised_blocks += self.kv.num_missing_blocks(sequence, len(sequence.token_ids))
+        return True
+
+    def _note_prefix(self, sequence: Sequence) -> None:
+        if sequence.num_cached_tokens < 0:  # only the first time: later hits are its own blocks
+            sequence.num_cached_tokens = sequence.num_computed
+            self._num_prefix_queries += len(sequence.request.prompt_token_ids)
+            self._num_prefix_hits += sequence.num_computed
+
+    def _submit(self, draft: Draft) -> StepPlan:
+        step_id = self._next_step_id
+        self._next_step_id += 1
+        planned: list[PlannedRow] = []
+        rows: list[ScheduledSequence] = []
+        for sequence, num_tokens in draft.rows.items():
+            row = self._row(sequence, num_tokens)
+            rows.append(row)
+            planned.append(PlannedRow(sequence, sequence.epoch, num_tokens, row.samples))
+            sequence.num_in_flight += num_tokens
+            sequence.num_pending += row.samples
+            sequence.last_step_id = step_id
+        self._in_flight.append(InFlightStep(step_id, planned))
+        return StepPlan(step_id, tuple(rows))
+
+    def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+        start = sequence.num_scheduled
+        end = start + num_tokens
+        tokens = sequence.token_ids
+        if end > len(tokens):
+            token_ids = (*islice(tokens, start, len(tokens)), PENDING)
+        else:
+            token_ids = tuple(tokens[start:end])
+        new = None
+        announced = sequence.num_announced_blocks
+        if announced == 0:
+            new = NewSequence(
+                sequence.request.sampling, len(sequence.request.prompt_token_ids), tuple(tokens[:start])
+            )
+        table = sequence.block_table
+        blocks = tuple(table[announced:]) if len(table) > announced else ()
+        sequence.num_announced_blocks = len(table)
+        samples = end == sequence.num_known
+        return ScheduledSequence(
+            sequence.request.request_id, sequence.slot, start, token_ids, blocks, samples, new
+        )
+
+    # -- committing --------------------------------------------------------------------------------------------------
+
+    def _take_token(self, sequence: Sequence, result: StepResult, index: int) -> TokenEvent:
+        token_id = result.sampled[index]
+        sequence.num_pending -= 1
+        if token_id == INVALID_TOKEN:
+            sequence.finish_reason = FinishReason.ERROR
+        else:
+            sequence.token_ids.append(token_id)
+            sequence.finish_reason = sequence.finish_reason_after(token_id)
+        if sequence.finish_reason is not None:
+            self._retire(sequence)
+        return TokenEvent(
+            sequence.request.request_id,
+            token_id,
+            result.logprobs.get(index) if result.logprobs else None,
+            sequence.finish_reason,
+            sequence.num_cached_tokens,
+        )
+
+    # -- leaving -----------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        heapq.heappush(self._waiting, (sequence.key, sequence))
+        self._num_waiting += 1
+
+    def _retire(self, sequence: Sequence) -> None:
+        """Take a sequence that is over out of wherever it is."""
+        del self._live[sequence.request.request_id]
+        if sequence.slot >= 0:
+            self._running.remove(sequence)
+            self._release(sequence)
+            sequence.forget_kv()
+        else:
+            self._num_waiting -= 1
+
+    def _release(self, sequence: Sequence) -> None:
+        """Give up blocks and slot, at once or, while a submitted step may touch them, at its commit."""
+        if self._in_flight and sequence.last_step_id >= self._in_flight[0].step_id:
+            step = self._in_flight[sequence.last_step_id - self._in_flight[0].step_id]
+            step.fenced_blocks.append(sequence.block_table)
+            step.fenced_slots.append(sequence.slot)
+            pool = self.kv.pool
+            only_holder = sum(pool.ref_count(block_id) == 1 for block_id in sequence.block_table)
+            step.num_blocks_to_free += only_holder
+            self._num_fenced_blocks += only_holder
+        else:
+            self.kv.release(sequence.block_table)
+            heapq.heappush(self._free_slots, sequence.slot)
+
+    def _lift_fences(self, step: InFlightStep) -> None:
+        for block_ids in step.fenced_blocks:
+            self.kv.release(block_ids)
+        for slot in step.fenced_slots:
+            heapq.heappush(self._free_slots, slot)
+        self._num_fenced_blocks -= step.num_blocks_to_free

@@ -1,0 +1,111 @@
+"""One request's way through the scheduler: its tokens, its blocks and its counters.
+
+Mutable, and written by the scheduler package alone. The one subtraction that everything follows from (vLLM's idea):
+known tokens minus computed minus in flight is what is left to compute, be it a prefill, a chunk or a decode.
+"""
+
+from __future__ import annotations
+
+from aserve.core.request import FinishReason, Request
+from aserve.scheduler.policy import PolicyKey
+
+
+class Sequence:
+    """A live request.
+
+    Attributes:
+        token_ids: prompt and generated tokens whose values are known.
+        num_pending: tokens sampled by steps in flight, so that they exist but have no known value.
+        num_computed: leading tokens whose KV is in the block table, by committed steps.
+        num_in_flight: tokens after those that submitted, uncommitted steps compute.
+        block_table: blocks held, in order of position.
+        block_hashes: prefix hashes of the leading full blocks, as far as they were needed.
+        num_announced_blocks: leading blocks of the table that the executor has been told of.
+        num_published_blocks: leading blocks offered to the prefix index.
+        slot: the executor's state for this sequence, -1 while waiting.
+        last_step_id: the last submitted step with a row of this sequence, -1 before the first.
+        epoch: counts preemptions; a step's row with another epoch computed KV that is gone.
+        num_cached_tokens: prompt tokens that came from the prefix cache when it first ran.
+        finish_reason: set once it has ended; ``cancelled`` when it was ended from outside.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_table",
+        "cancelled",
+        "epoch",
+        "finish_reason",
+        "key",
+        "last_step_id",
+        "max_length",
+        "num_announced_blocks",
+        "num_cached_tokens",
+        "num_computed",
+        "num_in_flight",
+        "num_pending",
+        "num_published_blocks",
+        "request",
+        "slot",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, key: PolicyKey) -> None:
+        self.request = request
+        self.key = key
+        self.max_length = request.max_length
+        self.stop_token_ids = frozenset(request.sampling.stop_token_ids)
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_pending = 0
+        self.num_computed = 0
+        self.num_in_flight = 0
+        self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_announced_blocks = 0
+        self.num_published_blocks = 0
+        self.slot = -1
+        self.last_step_id = -1
+        self.epoch = 0
+        self.num_cached_tokens = -1
+        self.finish_reason: FinishReason | None = None
+        self.cancelled = False
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that exist, whether or not their values have been read."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_scheduled(self) -> int:
+        """Tokens computed or being computed: the position at which the next row starts."""
+        return self.num_computed + self.num_in_flight
+
+    @property
+    def num_to_compute(self) -> int:
+        return self.num_known - self.num_scheduled
+
+    @property
+    def is_over(self) -> bool:
+        return self.cancelled or self.finish_reason is not None
+
+    def finish_reason_after(self, token_id: int) -> FinishReason | None:
+        """Why the sequence ends with this token, the last of ``token_ids``; None if it goes on."""
+        if token_id in self.stop_token_ids and self._num_generated > self.request.sampling.min_tokens:
+            return FinishReason.STOP
+        if len(self.token_ids) >= self.max_length:
+            return FinishReason.LENGTH
+        return None
+
+    def forget_kv(self) -> None:
+        """Drop blocks, slot and progress in one go; what steps in flight compute no longer counts."""
+        self.block_table = []
+        self.num_computed = 0
+        self.num_in_flight = 0
+        self.num_announced_blocks = 0
+        self.num_published_blocks = 0
+        self.slot = -1
+        self.epoch += 1
+
+    @property
+    def _num_generated(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_token_ids)

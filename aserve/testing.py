@@ -1,0 +1,233 @@
+"""Doubles that ship: an executor without a model, a checkpoint small enough to build in a test, and a tokenizer.
+
+``FakeExecutor`` keeps a paged cache of token ids and derives each token from every id it can read back through the
+block table, so one wrong block, slot, fence or prefix changes the text. Nothing here needs torch; the whole server
+runs on it. Used by aserve's own tests and by programs that embed aserve and want to test themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from aserve.core.capacity import Capacity
+from aserve.core.request import TokenLogprobs
+from aserve.core.step import PENDING, ScheduledSequence, StepPlan, StepResult
+
+NextToken = Callable[[list[int], int], int]
+"""(all tokens so far, seed) -> the next token id."""
+
+BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
+VOCAB_SIZE = 260
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def hash_letter(token_ids: list[int], seed: int) -> int:
+    """A lower-case letter's byte, by a hash of every token so far; the seed does not matter."""
+    del seed
+    text = ",".join(map(str, token_ids))
+    return 97 + int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") % 26
+
+
+class FakeExecutor:
+    """A StepExecutor whose model is a function of the tokens that it reads back from its own paged cache.
+
+    Args:
+        capacity: as a real executor would report it.
+        next_token: the model.
+        step_s: seconds that ``wait`` takes.
+        fail_at_step: ``wait`` of this step raises RuntimeError, as a CUDA error would.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        *,
+        next_token: NextToken = hash_letter,
+        step_s: float = 0.0,
+        fail_at_step: int | None = None,
+    ) -> None:
+        self._capacity = capacity
+        self._next_token = next_token
+        self._step_s = step_s
+        self._fail_at_step = fail_at_step
+        self._cache: list[list[int]] = [[-1] * capacity.block_size for _ in range(capacity.num_blocks)]
+        self._tables: list[list[int]] = [[] for _ in range(capacity.max_num_seqs)]
+        self._seeds = [0] * capacity.max_num_seqs
+        self._num_logprobs: list[int | None] = [None] * capacity.max_num_seqs
+        self._last_sampled = [PENDING] * capacity.max_num_seqs
+        self._results: deque[StepResult] = deque()
+        self.closed = False
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def submit(self, plan: StepPlan) -> None:
+        assert len(self._results) < self._capacity.max_in_flight, "too many steps in flight"
+        sampled: list[int] = []
+        logprobs: dict[int, TokenLogprobs] = {}
+        for row in plan.sequences:
+            tokens = self._compute(row)
+            if not row.samples:
+                continue
+            token = self._next_token(tokens, self._seeds[row.slot])
+            self._last_sampled[row.slot] = token
+            count = self._num_logprobs[row.slot]
+            if count is not None:
+                top = tuple((97 + i, -1.0 - i) for i in range(count))
+                logprobs[len(sampled)] = TokenLogprobs(token, -0.5, top)
+            sampled.append(token)
+        self._results.append(StepResult(plan.step_id, tuple(sampled), logprobs))
+
+    def wait(self) -> StepResult:
+        if self._step_s:
+            time.sleep(self._step_s)  # noqa: TID251 - the step thread is meant to block
+        result = self._results.popleft()
+        if result.step_id == self._fail_at_step:
+            raise RuntimeError(f"injected failure in step {result.step_id}")
+        return result
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _compute(self, row: ScheduledSequence) -> list[int]:
+        """Write the row's tokens into the cache and read the whole sequence back."""
+        table = self._tables[row.slot]
+        if row.new is not None:
+            table.clear()
+            self._seeds[row.slot] = row.new.sampling.seed
+            self._num_logprobs[row.slot] = row.new.sampling.num_logprobs
+        table.extend(row.new_block_ids)
+        size = self._capacity.block_size
+        for offset, token in enumerate(row.token_ids):
+            place = row.start + offset
+            value = self._last_sampled[row.slot] if token == PENDING else token
+            self._cache[table[place // size]][place % size] = value
+        end = row.start + len(row.token_ids)
+        return [self._cache[table[place // size]][place % size] for place in range(end)]
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """The printable stand-in of each byte in byte-level BPE vocabularies (GPT-2's)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {b: chr(b) for b in plain}
+    table |= {b: chr(256 + n) for n, b in enumerate(b for b in range(256) if b not in table)}
+    return table
+
+
+def write_byte_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
+    """Write tokenizer.json and tokenizer_config.json of a tokenizer with one token per byte and four specials."""
+    alphabet = _byte_alphabet()
+    specials = {"<s>": BOS, "</s>": EOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, "content": text, **flags} for text, i in specials.items()],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {alphabet[b]: b for b in range(256)} | specials,
+            "merges": [],
+        },
+    }
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "clean_up_tokenization_spaces": False,
+    }
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def tiny_llama(folder: Path, *, seed: int = 0, std: float = 0.3, **changes: Any) -> Path:
+    """Write a random checkpoint of about 100,000 parameters with a byte tokenizer; returns the folder.
+
+    ``changes`` override keys of config.json; architectures other than Llama get the tensors they need (biases of
+    Qwen2, head norms of Qwen3).
+    """
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "dtype": "float32",
+    } | changes
+    write_byte_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(_random_weights(config, seed, std), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _random_weights(config: dict[str, Any], seed: int, std: float) -> dict[str, NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    hidden, inter, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    rows = {"q": config["num_attention_heads"] * head, "k": config["num_key_value_heads"] * head}
+    rows["v"] = rows["k"]
+    family = config["architectures"][0]
+
+    def draw(*shape: int) -> NDArray[np.float32]:
+        return rng.normal(0.0, std, shape).astype(np.float32)
+
+    weights = {"model.embed_tokens.weight": draw(config["vocab_size"], hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for part, size in rows.items():
+            weights[f"{prefix}self_attn.{part}_proj.weight"] = draw(size, hidden)
+            if family.startswith("Qwen2"):
+                weights[f"{prefix}self_attn.{part}_proj.bias"] = draw(size)
+        if family.startswith("Qwen3"):
+            weights |= {f"{prefix}self_attn.{part}_norm.weight": np.ones(head, np.float32) for part in "qk"}
+        weights[prefix + "self_attn.o_proj.weight"] = draw(hidden, rows["q"])
+        weights[prefix + "mlp.gate_proj.weight"] = draw(inter, hidden)
+        weights[prefix + "mlp.up_proj.weight"] = draw(inter, hidden)
+        weights[prefix + "mlp.down_proj.weight"] = draw(hidden, inter)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{prefix}{name}.weight"] = np.ones(hidden, np.float32)
+    weights["model.norm.weight"] = np.ones(hidden, np.float32)
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = draw(config["vocab_size"], hidden)
+    return weights
