@@ -1,0 +1,139 @@
+"""Text to ids and back, for one model.
+
+Owns the tokenizer of a model folder: encoding with or without special tokens, chat prompts, detokenizers, the ids that
+end a text, and the sampling settings the model comes with. Knows nothing of requests or threads: every method may be
+called from any thread, and the engine calls the slow ones (``encode``, ``encode_chat``) in a worker thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+from aserve.core.errors import InvalidRequestError, ModelLoadError
+from aserve.text.chat_template import ChatTemplate
+from aserve.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from aserve.text.loading import load_backend
+from aserve.text.settings import TextSettings, read_settings
+from aserve.text.token_bytes import TokenBytes, byte_scheme
+
+NO_TEMPLATE = "the model has no chat template; use /v1/completions, or set a template with --chat-template"
+
+
+class Tokenizer:
+    """A loaded tokenizer. Made by ``load``.
+
+    Attributes:
+        vocab_size: ids in ``[0, vocab_size)`` are valid: the model's vocabulary, or the tokenizer's without a config.
+        stop_token_ids: every id that ends a text, ascending: those of generation_config.json, config.json and the
+            tokenizer's own; ids beyond the vocabulary are left out.
+        generation_defaults: the model's recommended temperature, top_p, top_k, min_p and repetition_penalty, as far as
+            generation_config.json states valid ones.
+        chat_template: None if the model has none.
+    """
+
+    def __init__(self, backend: Any, settings: TextSettings, chat_template: ChatTemplate | None) -> None:
+        """Wrap transformers' ``TokenizersBackend``; its hot paths are called on the Rust tokenizer directly."""
+        self._rust: Any = backend.backend_tokenizer
+        self._rust.no_truncation()
+        self._rust.no_padding()
+        added = cast(dict[int, Any], self._rust.get_added_tokens_decoder())
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        num_ids = 1 + max(cast(dict[str, int], self._rust.get_vocab(with_added_tokens=True)).values(), default=0)
+        self.vocab_size = settings.vocab_size or num_ids
+        self._may_exceed = num_ids > self.vocab_size
+        own = backend.eos_token_id
+        stops = {*settings.stop_token_ids, *([own] if isinstance(own, int) else [])}
+        self.stop_token_ids = tuple(sorted(i for i in stops if 0 <= i < self.vocab_size))
+        self.generation_defaults: Mapping[str, float | int] = MappingProxyType(settings.generation_defaults)
+        self.chat_template = chat_template
+        self._scheme = byte_scheme(self._rust.decoder)
+        if self._scheme is not None:
+            piece_of = self._rust.id_to_token
+            self._all_bytes = TokenBytes(piece_of, self._scheme.to_bytes)
+            self._plain_bytes = TokenBytes(piece_of, self._scheme.to_bytes, self._special)
+
+    @classmethod
+    def load(cls, folder: Path, *, chat_template: str | None = None) -> Tokenizer:
+        """Load a model folder's tokenizer; blocks for about a second.
+
+        Args:
+            folder: has tokenizer.json (or tokenizer.model); the other files are optional.
+            chat_template: a Jinja file, or the template itself, in place of the model's.
+
+        Raises:
+            ModelLoadError: files are missing or damaged, or the chat template has a syntax error.
+        """
+        settings = read_settings(folder)
+        backend = load_backend(folder)
+        templates = backend.chat_template if chat_template is None else _read_template(chat_template)
+        template = ChatTemplate(templates, backend.special_tokens_map) if templates else None
+        return cls(backend, settings, template)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text; equal to ``tokenizer(text)`` of transformers. Releases the GIL.
+
+        Raises:
+            InvalidRequestError: the text holds half a surrogate pair, or a token that the model does not have.
+        """
+        return self._encode(text, add_special_tokens, "prompt")
+
+    def encode_chat(self, messages: Sequence[Any], **template_options: Any) -> list[int]:
+        """Return the ids of a chat prompt; equal to ``apply_chat_template`` of transformers.
+
+        Args:
+            messages: as in the OpenAI API.
+            template_options: ``tools``, ``add_generation_prompt`` (default true), variables of the template.
+
+        Raises:
+            InvalidRequestError: as ``encode``; the template refuses the messages; the model has no template.
+        """
+        if self.chat_template is None:
+            raise InvalidRequestError(NO_TEMPLATE, param="messages")
+        return self._encode(self.chat_template.render(messages, **template_options), False, "messages")
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ids; equal to pushing them through a detokenizer."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return detokenizer.push(ids) + detokenizer.finish()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token stands for, special tokens included; empty for an id without a token."""
+        if self._scheme is not None:
+            return self._all_bytes[token_id]
+        return self._decode([token_id], skip_special_tokens=False).encode() if token_id >= 0 else b""
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Return a fresh detokenizer for one sequence."""
+        if self._scheme is not None:
+            table = self._plain_bytes if skip_special_tokens else self._all_bytes
+            return ByteDetokenizer(table, self._scheme.strip, self._scheme.strip_character)
+        return WindowDetokenizer(self._decode, self._special if skip_special_tokens else ())
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return cast(str, self._rust.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        try:
+            ids = cast(list[int], self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError as error:  # the text has no UTF-8 form
+            raise InvalidRequestError(f"{param} holds half of a surrogate pair, which is no character",
+                                      param=param) from error
+        if self._may_exceed and ids and max(ids) >= self.vocab_size:
+            token = self._rust.id_to_token(max(ids))
+            raise InvalidRequestError(f"{param} holds the token {token!r}, which the model does not have", param=param)
+        return ids
+
+
+def _read_template(source: str) -> str:
+    """Read a file, or take the text itself when it looks like a template."""
+    if "{" in source or "\n" in source:
+        return source
+    path = Path(source).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"the chat template {source} cannot be read, and is no Jinja text itself: {error}"
+                             ) from error
