@@ -1,0 +1,111 @@
+"""From plan rows to the tensors of a step: what every slot's block table is, and how a step is laid out.
+
+Plans carry only new block ids, so the tables kept here are a function of the plans seen so far. Knows nothing of
+models or sampling, apart from the last token of each slot, which stays on the device for rows that continue a token
+still in flight. Called by the model runner, once per step and in step order.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aserve.core.capacity import Capacity
+from aserve.core.step import PENDING, StepPlan
+from aserve.layers.batch import ForwardBatch
+from aserve.runtime.transfer import to_device
+
+Ints = NDArray[np.int64]
+
+
+class PlanColumns(NamedTuple):
+    """A plan's rows as columns.
+
+    Attributes:
+        slots: [S] int64.
+        starts: [S] int64, position of each row's first token.
+        lengths: [S] int64, tokens of each row.
+        sampling: [S'] int64, indices of the rows that sample.
+    """
+
+    slots: Ints
+    starts: Ints
+    lengths: Ints
+    sampling: Ints
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> PlanColumns:
+        _, slots, starts, token_ids, _, samples, _ = zip(*plan.sequences, strict=True)
+        return cls(
+            np.array(slots, np.int64),
+            np.array(starts, np.int64),
+            np.fromiter(map(len, token_ids), np.int64, len(token_ids)),
+            np.flatnonzero(np.array(samples, np.bool_)),
+        )
+
+
+class BatchBuilder:
+    """The block tables of all slots, and the step's layout. Used by one thread, in step order."""
+
+    def __init__(self, capacity: Capacity, kv_caches: tuple[tuple[Tensor, Tensor], ...], device: torch.device) -> None:
+        self._block_size = capacity.block_size
+        self._kv_caches = kv_caches
+        self._device = device
+        width = capacity.num_blocks_for(capacity.max_length)
+        self._tables = np.zeros((capacity.max_num_seqs, width), np.int32)
+        self._num_blocks = [0] * capacity.max_num_seqs
+        self._last_tokens = torch.zeros(capacity.max_num_seqs, dtype=torch.int64, device=device)
+
+    def build(self, plan: StepPlan, columns: PlanColumns) -> ForwardBatch:
+        """Apply the plan's block ids to the tables and lay out its tokens."""
+        self._grow_tables(plan)
+        slots, starts, lengths, _ = columns
+        num_rows = len(slots)
+        bounds = np.zeros(num_rows + 1, np.int32)
+        np.cumsum(lengths, out=bounds[1:])
+        num_tokens = int(bounds[-1])
+        ids = np.fromiter(chain.from_iterable(row.token_ids for row in plan.sequences), np.int64, num_tokens)
+        row_of = np.repeat(np.arange(num_rows), lengths)
+        positions = np.arange(num_tokens) + (starts - bounds[:-1])[row_of]
+        pages, places = np.divmod(positions, self._block_size)
+        slot_mapping = self._tables[slots[row_of], pages] * np.int64(self._block_size) + places
+        seq_lens = starts + lengths
+        max_seq_len = int(seq_lens.max())
+        tables = self._tables[:, : -(-max_seq_len // self._block_size)].take(slots, axis=0)
+        pending = np.flatnonzero(ids == PENDING)
+        arrays = (
+            ids,
+            positions,
+            slot_mapping,
+            bounds,
+            seq_lens.astype(np.int32),
+            tables,
+            pending,
+            slots[row_of[pending]],
+        )
+        sent = to_device(arrays, self._device)
+        if len(pending):
+            sent[0][sent[6]] = self._last_tokens[sent[7]]
+        return ForwardBatch(
+            *sent[:6], max_query_len=int(lengths.max()), max_seq_len=max_seq_len, kv_caches=self._kv_caches
+        )
+
+    def remember(self, slots: Tensor, token_ids: Tensor) -> None:
+        """Keep the sampled ``token_ids`` [S'] int64 of ``slots`` [S'] for rows that name them as pending."""
+        # A row whose sampling failed keeps token 0: its request is over, but one more step may be in flight already.
+        self._last_tokens[slots] = token_ids.clamp_min(0)
+
+    def _grow_tables(self, plan: StepPlan) -> None:
+        counts = self._num_blocks
+        for _, slot, _, _, block_ids, _, new in plan.sequences:
+            if new is not None:
+                counts[slot] = 0
+            if block_ids:
+                count = counts[slot]
+                counts[slot] = end = count + len(block_ids)
+                self._tables[slot, count:end] = block_ids

@@ -1,0 +1,118 @@
+"""One step on the device: plan rows to a batch, hidden states, logits, tokens.
+
+The same steps in the same order leave the same state, on any rank. Nothing here waits for the device: ``launch``
+queues the work, ``LaunchedStep.result`` reads it. Called by the executor, on the step thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aserve.core.capacity import Capacity
+from aserve.core.request import TokenLogprobs
+from aserve.core.step import INVALID_TOKEN, StepPlan, StepResult
+from aserve.models.model import Model
+from aserve.runtime.forward_batch import BatchBuilder, PlanColumns
+from aserve.runtime.sampler import Sampled, SampledLogprobs, Sampler
+from aserve.runtime.transfer import to_device, to_host
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose work is queued; tensors are on the host and valid once ``done`` has happened (None: already)."""
+
+    step_id: int
+    sampled: Sampled | None
+    done: torch.cuda.Event | None
+
+    def result(self) -> StepResult:
+        """Wait for the step's own work, not for what was queued later, and read it."""
+        if self.done is not None:
+            self.done.synchronize()
+        if self.sampled is None:
+            return StepResult(self.step_id, ())
+        token_ids = tuple(self.sampled.token_ids.tolist())
+        if self.sampled.logprobs is None:
+            return StepResult(self.step_id, token_ids)
+        return StepResult(self.step_id, token_ids, _read_logprobs(token_ids, self.sampled.logprobs))
+
+
+class ModelRunner:
+    """A model, its KV cache and the state of all slots."""
+
+    def __init__(self, model: Model, kv_caches: tuple[tuple[Tensor, Tensor], ...], capacity: Capacity) -> None:
+        self._model = model
+        self._device = model.ctx.device
+        self._batches = BatchBuilder(capacity, kv_caches, self._device)
+        self._sampler = Sampler(
+            vocab_size=model.spec.vocab_size,
+            max_num_seqs=capacity.max_num_seqs,
+            max_length=capacity.max_length,
+            device=self._device,
+            sample=model.ctx.kernels.sample,
+        )
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Queue a step. On the CPU this computes it."""
+        columns = PlanColumns.of(plan)
+        batch = self._batches.build(plan, columns)
+        self._sampler.observe(plan)
+        hidden = self._model.forward(batch)
+        sampled = None
+        if len(columns.sampling):
+            sampled = self._sample(hidden, columns)
+        done = None
+        if self._device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record()
+        return LaunchedStep(plan.step_id, sampled, done)
+
+    def _sample(self, hidden: Tensor, columns: PlanColumns) -> Sampled:
+        rows = columns.sampling
+        slots = columns.slots[rows]
+        ends = np.cumsum(columns.lengths)
+        sent_slots, last_tokens = to_device((slots, ends[rows] - 1), self._device)
+        if len(rows) < len(hidden):  # else every row is a decode: all hidden states go through the head
+            hidden = hidden[last_tokens]
+        logits = self._model.compute_logits(hidden)
+        sampled = self._sampler.sample(logits, slots, (columns.starts + columns.lengths)[rows])
+        self._batches.remember(sent_slots, sampled.token_ids)
+        return _to_host(sampled)
+
+
+def _to_host(sampled: Sampled) -> Sampled:
+    logprobs = sampled.logprobs
+    if logprobs is not None:
+        logprobs = logprobs._replace(
+            chosen=to_host(logprobs.chosen),
+            top_ids=to_host(logprobs.top_ids),
+            top_values=to_host(logprobs.top_values),
+        )
+    return Sampled(to_host(sampled.token_ids), logprobs)
+
+
+def _read_logprobs(token_ids: tuple[int, ...], logprobs: SampledLogprobs) -> dict[int, TokenLogprobs]:
+    """Return the entries by index into ``token_ids``; none for rows that failed.
+
+    Alternatives of probability 0 (tokens held back by min_tokens) are left out: JSON cannot carry their -inf.
+    """
+    columns = zip(
+        logprobs.rows.tolist(),
+        logprobs.num_top.tolist(),
+        logprobs.chosen.tolist(),
+        logprobs.top_ids.tolist(),
+        logprobs.top_values.tolist(),
+        strict=True,
+    )
+    entries: dict[int, TokenLogprobs] = {}
+    for row, num_top, chosen, top_ids, top_values in columns:
+        if token_ids[row] == INVALID_TOKEN:
+            continue
+        top = tuple(pair for pair in zip(top_ids[:num_top], top_values[:num_top], strict=True) if pair[1] > -np.inf)
+        entries[row] = TokenLogprobs(token_ids[row], chosen, top)
+    return entries
