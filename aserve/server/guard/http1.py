@@ -1,0 +1,140 @@
+"""HTTP/1.1 on one connection: hypercorn's ``H11Protocol`` that never stops reading and never switches to WebSocket.
+
+Patches: bytes pipelined behind a running request are kept (up to a limit) instead of stopping the reader, so that a
+disconnect is seen during prefill; WebSocket and h2c upgrades are ignored as RFC 9110 7.8 allows (a WebSocket upgrade
+with one trailing byte ends stock hypercorn); a broken request body ends its app before the 400 goes out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+import trio
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Body, EndBody, Event, Request, Response
+from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
+
+from aserve.server.guard.stream import GuardedStream, PeerLeft, StreamAborted, error_body
+
+_READ_AHEAD_BYTES = 2**16
+
+
+class GuardedHTTP1(H11Protocol):
+    """See the module. ``connection_`` is not needed: everything outward goes through ``self.send``."""
+
+    stream: GuardedStream | None  # type: ignore[assignment]
+    connection: h11.Connection
+
+    def __init__(self, *args: Any, apps: trio.Nursery) -> None:
+        super().__init__(*args)
+        self._apps = apps
+        self._ahead = 0  # bytes read behind the running request
+        self._room = trio.Event()
+
+    async def ready_to_read(self) -> None:
+        """Wait while the app, or the requests before this one, have to catch up."""
+        while self._ahead > _READ_AHEAD_BYTES or (self.stream and self.stream.inbox.size > _READ_AHEAD_BYTES):
+            self._room = trio.Event()
+            await self._room.wait()
+
+    def _on_read(self, _: int) -> None:
+        self._room.set()
+
+    async def handle(self, event: Any) -> None:
+        """Feed what was read; ``RawData(b"")`` is the peer's end of file, ``Closed`` the end of the connection."""
+        if not isinstance(event, RawData):
+            await super().handle(event)
+        elif event.data:
+            if self.connection.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL):
+                self._ahead += len(event.data)
+            self.connection.receive_data(event.data)
+            await self._handle_events()
+        elif self.stream is not None:
+            await self.stream.handle(PeerLeft(stream_id=STREAM_ID))
+
+    @property
+    def in_headers(self) -> bool:
+        """Whether part of a request's headers has arrived."""
+        return self.stream is None and bool(self.connection.trailing_data[0])
+
+    async def expire(self) -> None:
+        """The time for the headers, or for the next request, is over."""
+        if self.in_headers:
+            await self._refuse(408, "request_timeout", "The request's headers took too long to arrive.")
+
+    async def _refuse(self, status: int, code: str, message: str) -> None:
+        headers, body = error_body(status, code, message)
+        headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
+        try:
+            data = self.connection.send(h11.Response(status_code=status, headers=headers)) or b""
+            data += self.connection.send(h11.Data(data=body)) or b""
+            data += self.connection.send(h11.EndOfMessage()) or b""
+        except h11.LocalProtocolError:  # the answer to this request has already begun
+            return
+        await self.send(RawData(data=data))
+
+    async def _handle_events(self) -> None:
+        while True:
+            if self.connection.they_are_waiting_for_100_continue:
+                await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+            try:
+                event = self.connection.next_event()
+            except h11.RemoteProtocolError as error:
+                await self._close_stream()  # its body is broken: from here on the app's words are ignored
+                if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+                    code = "headers_too_large" if error.error_status_hint == 431 else "malformed_request"
+                    await self._refuse(error.error_status_hint, code, f"This is not valid HTTP/1.1: {error}.")
+                await self.send(Closed())
+                return
+            if isinstance(event, h11.Request):
+                await self._check_protocol(event)
+                await self.send(Updated(idle=False))
+                await self._create_stream(event)
+            elif isinstance(event, h11.Data) and self.stream is not None:
+                await self.stream.handle(Body(stream_id=STREAM_ID, data=event.data))
+            elif isinstance(event, h11.EndOfMessage) and self.stream is not None:
+                await self.stream.handle(EndBody(stream_id=STREAM_ID))
+            else:  # needs data, or is paused behind the running request
+                return
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0":
+            raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        self.stream = GuardedStream(self, STREAM_ID, apps=self._apps, on_read=self._on_read)
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode(),
+                method=request.method.decode("ascii").upper(),
+                raw_path=request.target,
+                state=self.connection_state,
+            )
+        )
+        self.keep_alive_requests += 1
+
+    async def stream_send(self, event: Event) -> None:
+        """What the request's stream wants to say. Waits for the peer only after a part of the body."""
+        if isinstance(event, StreamAborted):
+            await self._close_stream()
+            await self.send(Closed())
+            return
+        if isinstance(event, Response) and self.context.terminated.is_set():
+            event.headers.append((b"connection", b"close"))
+        await super().stream_send(event)
+        if isinstance(event, Body):
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Set by the connection: wait until the peer has taken what was written."""
+        raise NotImplementedError
+
+    async def _maybe_recycle(self) -> None:
+        await super()._maybe_recycle()
+        self._ahead = 0
+        self._room.set()
+        if self.connection.their_state is h11.IDLE and self.connection.trailing_data[0]:
+            await self._handle_events()  # the next request was pipelined

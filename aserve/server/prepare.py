@@ -1,0 +1,157 @@
+"""From a checked request to what the engine runs: ids, sampling parameters with all defaults filled in.
+
+Needs the engine's tokenizer, capacity and names; sends nothing. Called inside the request scope before admission, so
+everything wrong with a request is known while its answer can still have a status.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from aserve.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
+from aserve.core.request import GenerationRequest, SamplingParams
+from aserve.server.chat_schema import ChatRequest
+from aserve.server.completion_schema import DEFAULT_MAX_TOKENS, CompletionRequest, Prompt
+from aserve.server.schema import SamplingFields
+
+if TYPE_CHECKING:
+    from aserve.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One HTTP request's work: a generation for each prompt, and how to answer.
+
+    Attributes:
+        id, created, model: repeated in every chunk of the answer.
+        num_choices: choices per prompt; choice ``c`` of prompt ``p`` has the index ``p * num_choices + c``.
+        logprobs: whether log-probabilities were asked for.
+        include_usage: a last chunk with the usage follows the stream.
+        continuous_usage: every chunk has the usage so far.
+    """
+
+    id: str
+    created: int
+    model: str
+    chat: bool
+    requests: tuple[GenerationRequest, ...]
+    num_choices: int
+    logprobs: bool
+    stream: bool
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(request.prompt_token_ids) for request in self.requests)
+
+
+async def prepare_chat(engine: Engine, request: ChatRequest) -> Job:
+    """Render and tokenise the conversation. Raises InvalidRequestError, ContextLengthError, ModelNotFoundError."""
+    check_model(engine, request)
+    sampling = _sampling(engine, request)
+    options = dict(request.chat_template_kwargs or {})
+    if request.add_generation_prompt is not None:
+        options["add_generation_prompt"] = request.add_generation_prompt
+    ids = await engine.encode_chat([message.for_template() for message in request.messages], **options)
+    if not ids:
+        raise InvalidRequestError("the messages give an empty prompt", param="messages")
+    fitted = engine.fit(len(ids), request.token_limit)
+    return _job(request, [ids], [fitted], sampling, chat=True)
+
+
+async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
+    """Tokenise the prompts. Raises InvalidRequestError, ContextLengthError, ModelNotFoundError."""
+    check_model(engine, request)
+    sampling = _sampling(engine, request)
+    special = request.add_special_tokens is not False
+    prompts: list[list[int]] = []
+    fitted: list[int] = []
+    limit = DEFAULT_MAX_TOKENS if request.token_limit is None else request.token_limit
+    for index, prompt in enumerate(request.prompts):
+        ids = await _ids_of(engine, prompt, index, special=special)
+        fitted.append(engine.fit(len(ids), limit))
+        prompts.append(ids)
+    return _job(request, prompts, fitted, sampling, chat=False)
+
+
+def check_model(engine: Engine, request: SamplingFields) -> None:
+    """Raise ModelNotFoundError unless the requested model is served here."""
+    if request.model not in engine.model_names:
+        shown = request.model if len(request.model) <= 100 else request.model[:100] + "…"
+        served = ", ".join(engine.model_names)
+        raise ModelNotFoundError(f"the model '{shown}' is not served here; served: {served}", param="model")
+
+
+async def _ids_of(engine: Engine, prompt: Prompt, index: int, *, special: bool) -> list[int]:
+    if isinstance(prompt, str):
+        ids = await engine.encode(prompt, add_special_tokens=special)
+        if not ids:
+            raise InvalidRequestError("the prompt has no tokens", param="prompt")
+        return ids
+    limit = engine.capacity.max_length
+    if len(prompt) >= limit:
+        raise ContextLengthError(f"the prompt has {len(prompt)} tokens; prompt and answer together can have at most "
+                                 f"{limit}", param="prompt")
+    vocabulary = engine.tokenizer.vocab_size
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        raise InvalidRequestError(f"prompt {index} has a token id outside the vocabulary of {vocabulary}",
+                                  param="prompt")
+    return prompt
+
+
+def _sampling(engine: Engine, request: SamplingFields) -> SamplingParams:
+    """Everything but ``max_tokens``, which depends on the prompt. Missing fields come from the model, else OpenAI."""
+    defaults = engine.tokenizer.generation_defaults
+    vocabulary = engine.tokenizer.vocab_size
+    for token_id, _ in request.logit_bias:
+        if token_id >= vocabulary:
+            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocabulary}",
+                                      param="logit_bias")
+    own_stops = request.stop_token_ids or []
+    for token_id in own_stops:
+        if token_id >= vocabulary:
+            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocabulary}",
+                                      param="stop_token_ids")
+    stops = set(own_stops) if request.ignore_eos else {*own_stops, *engine.tokenizer.stop_token_ids}
+
+    def value(name: str, otherwise: float) -> float:
+        given = getattr(request, name)
+        return given if given is not None else defaults.get(name, otherwise)
+
+    seed = random.getrandbits(64) if request.seed is None else request.seed % 2**64
+    return SamplingParams(
+        max_tokens=1, min_tokens=request.min_tokens or 0, temperature=float(value("temperature", 1.0)),
+        top_k=max(int(value("top_k", 0)), 0), top_p=float(value("top_p", 1.0)), min_p=float(value("min_p", 0.0)),
+        seed=seed, presence_penalty=request.presence_penalty or 0.0, frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=float(value("repetition_penalty", 1.0)), logit_bias=tuple(request.logit_bias),
+        stop_token_ids=tuple(sorted(stops)), num_logprobs=request.num_logprobs)
+
+
+def _job(request: SamplingFields, prompts: list[list[int]], max_tokens: list[int], sampling: SamplingParams, *,
+         chat: bool) -> Job:
+    job_id = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
+    options = request.stream_options
+    generations = tuple(
+        GenerationRequest(
+            request_id=f"{job_id}-{index}", prompt_token_ids=tuple(ids),
+            sampling=replace(sampling, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit),
+                             seed=_seed(request, sampling.seed, index)),
+            n=request.num_choices, stop=tuple(request.stop),
+            include_stop=bool(request.include_stop_str_in_output),
+            skip_special_tokens=request.skip_special_tokens is not False, priority=request.priority or 0,
+            cache_salt=(request.cache_salt or "").encode())
+        for index, (ids, limit) in enumerate(zip(prompts, max_tokens, strict=True)))
+    return Job(id=job_id, created=int(time.time()), model=request.model, chat=chat, requests=generations,
+               num_choices=request.num_choices, logprobs=request.num_logprobs is not None,
+               stream=bool(request.stream), include_usage=bool(options and options.include_usage),
+               continuous_usage=bool(options and options.continuous_usage_stats))
+
+
+def _seed(request: SamplingFields, seed: int, index: int) -> int:
+    """A given seed holds for every prompt, as if each had been sent alone; drawn ones differ."""
+    return seed if request.seed is not None else (seed + index) % 2**64

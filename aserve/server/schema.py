@@ -1,0 +1,126 @@
+"""The request fields that chat and plain completions share.
+
+Types are strict (no "5" for 5, no true for 1) and every limit is stated here. Reading a field's meaning into core
+values is the work of ``prepare``; nothing here is on the path of a token.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from aserve.server.validation import RuleError
+
+MAX_STOPS = 16
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+
+_INT64 = 2**63
+
+
+def _read_stop(value: Any) -> list[str]:
+    """A string, or an array of them. Null means none."""
+    if value is None:
+        return []
+    items: list[Any] = [value] if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise RuleError("must be a string or an array of strings")
+    if len(items) > MAX_STOPS:
+        raise RuleError(f"has {len(items)} entries, at most {MAX_STOPS} are allowed")
+    for index, item in enumerate(items):
+        where = () if isinstance(value, str) else (index,)
+        if not isinstance(item, str):
+            raise RuleError("must be a string", where=where)
+        if not item:
+            raise RuleError("must not be an empty string", where=where)
+    return items
+
+
+def _read_logit_bias(value: Any) -> list[tuple[int, float]]:
+    """An object of token id (as text) to bias. Null means none. Sorted by id."""
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        raise RuleError("must be an object of token id to number")
+    pairs: dict[int, float] = {}
+    for key, bias in value.items():  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(key, str) or not (key.isascii() and key.isdigit() and len(key) <= 9):
+            raise RuleError("has a key that is not a token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise RuleError("must be a number", where=(key,))
+        if not -100 <= bias <= 100:
+            raise RuleError("must lie between -100 and 100", where=(key,))
+        pairs[int(key)] = float(bias)
+    return sorted(pairs.items())
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class StreamOptions(BaseModel):
+    """``stream_options``. ``include_obfuscation`` is taken without effect."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(BaseModel):
+    """Fields of both routes. The last six are taken without effect, as hints to other servers."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    model: Annotated[str, Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_read_logit_bias)] = []
+    stop: Annotated[list[str], BeforeValidator(_read_stop)] = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise RuleError("needs 'stream': true", where=("stream_options",))
+        limit = self.token_limit
+        if limit is not None and self.min_tokens is not None and self.min_tokens > limit:
+            raise RuleError(f"is {self.min_tokens}, more than the token limit of {limit}", where=("min_tokens",))
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens to generate, as asked for; None leaves it to the route."""
+        return self.max_tokens
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None for no log-probabilities, else how many alternatives are reported."""
+        raise NotImplementedError
