@@ -1,0 +1,89 @@
+# Two commands do everything on a machine with Python 3.11+, make and pip:
+#   make demo    set up, fetch a small model, start the server, ask it a question
+#   make test    set up, format and lint checks, types, import contracts, tests
+# `make help` lists the rest. Another interpreter: make PYTHON=python3.12 demo
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+TORCH  := torch==2.13.0
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES := aserve aserve_kernels examples tests
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- set-up: each stamp is renewed when the pins or the dependencies change
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "aserve needs Python 3.11 or newer; for example: make PYTHON=python3.12 demo" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch is asked for by its exact release: pip then takes a CPU build where one is offered (see README)
+$(VENV)/.run-stamp: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing aserve into $(VENV)"
+	$(PIP) $(TORCH) --editable '.[client]'
+	@touch $@
+
+$(VENV)/.dev-stamp: $(VENV)/.run-stamp
+	@echo "installing the development tools into $(VENV)"
+	$(PIP) $(TORCH) --editable '.[dev]'
+	@touch $@
+
+.PHONY: setup dev
+setup: $(VENV)/.run-stamp  ## create .venv with everything that running needs
+dev: $(VENV)/.dev-stamp  ## create .venv with everything that development needs
+
+# ---- use
+
+.PHONY: demo bench
+demo: setup  ## fetch SmolLM2-135M, start the server, ask it a question over HTTP/2, stop it
+	@$(BIN)/python -m examples.demo
+
+bench: dev  ## measure each kernel against its reference
+	$(BIN)/python -m aserve_kernels.bench
+
+# ---- check
+
+.PHONY: test lint types pytest coverage docs-check docs format cases
+test: lint types pytest  ## everything that must hold: lint, types, tests (about 5 minutes on 2 cores)
+
+lint: dev  ## format, lint, async rules, import contracts, spelling
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/flake8-async aserve examples
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell aserve aserve_kernels examples tests docs README.md CONTRIBUTING.md
+
+types: dev  ## pyright
+	$(BIN)/pyright
+
+pytest: dev  ## the default tests: no GPU, no network, no weights
+	$(BIN)/python -m pytest -q
+
+coverage: dev  ## the default tests with branch coverage
+	$(BIN)/python -m pytest -q --cov
+
+docs: dev  ## regenerate docs/reference from the code
+	$(BIN)/python -m aserve.cli.docs
+
+docs-check: dev  ## generated pages are up to date, links resolve
+	$(BIN)/python -m aserve.cli.docs --check
+	$(BIN)/python -m pytest -q tests/architecture/test_docs.py
+
+format: dev  ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+cases: dev  ## run a folder of black-box cases against the server: make cases CASES=path
+	cd $(CASES) && PATH="$(CURDIR)/$(BIN):$$PATH" $(CURDIR)/$(BIN)/python -m pytest -q $(CASES_ARGS)
+
+.PHONY: clean
+clean:  ## remove .venv and every cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
