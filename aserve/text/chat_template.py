@@ -73,9 +73,9 @@ class ChatTemplate:
                                       param="messages") from error
 
     def _render(self, name: str, messages: list[dict[str, Any]], **options: Any) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils import chat_template_utils
 
-        function = cast(Callable[..., tuple[list[str], Any]], render_jinja_template)
+        function = cast(Callable[..., tuple[list[str], Any]], cast(Any, chat_template_utils).render_jinja_template)
         variables = {**self._special_tokens, **options}
         return function([messages], chat_template=self._templates[name], **variables)[0][0]
 

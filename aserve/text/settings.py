@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from aserve.core.errors import ModelLoadError
 
-
 _TINY = 1e-9
 _RANGES: Mapping[str, tuple[float, float]] = {
     "repetition_penalty": (_TINY, math.inf), "temperature": (0, math.inf), "top_p": (_TINY, 1), "top_k": (0, math.inf),
@@ -85,6 +84,6 @@ def _defaults(generation: dict[str, Any]) -> dict[str, float | int]:
         value: Any = generation.get(name)
         low, high = _RANGES[name]
         number = _is_int(value) or (isinstance(value, float) and name != "top_k")
-        if number and math.isfinite(value) and low <= value <= high:
+        if number and low <= value <= high and value != math.inf:
             defaults[name] = value
     return defaults
