@@ -76,6 +76,7 @@ class ModelSpec:
         max_positions: longest sequence the positions are defined for (the model's context).
         sliding_windows: per layer, how many positions a query sees including its own; None: all.
         dtype: name of the checkpoint's dtype ("bfloat16"), None when the config does not say.
+        quant_method: name of the quantisation of the stored weights ("awq"); None: plain.
         eos_token_ids: end-of-text ids of config.json alone; may be empty.
     """
 
@@ -98,6 +99,7 @@ class ModelSpec:
     sliding_windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...]
     dtype: str | None
+    quant_method: str | None
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelSpec:
@@ -154,6 +156,7 @@ class ModelSpec:
             sliding_windows=_sliding_windows(reader, family, num_layers),
             eos_token_ids=_eos_token_ids(config.get("eos_token_id")),
             dtype=_dtype(reader),
+            quant_method=_quant_method(reader),
         )
 
 
@@ -192,8 +195,9 @@ class _Reader:
         return value
 
     def child(self, name: str) -> _Reader | None:
+        """An object; absent, null and empty count the same."""
         value: object = self.config.get(name)
-        if value is None:
+        if value is None or value == {}:
             return None
         if not isinstance(value, dict):
             raise self.error(name, value, "an object")
@@ -239,6 +243,8 @@ def _head_dim(reader: _Reader, family: _Family, hidden_size: int, num_heads: int
 def _rope(reader: _Reader, head_dim: int, max_positions: int) -> tuple[RopeSpec, int]:
     """Return the rope and the context it gives. Reads both ``rope_parameters`` and the older ``rope_scaling``."""
     params = reader.child("rope_scaling") or reader.child("rope_parameters") or _Reader({}, "rope_parameters.")
+    if any(isinstance(value, dict) for value in params.config.values()):
+        raise ModelLoadError("config.json: rope_parameters that differ between layer types are not supported")
     rope_type = params.text("rope_type", params.text("type", "default"))
     if rope_type not in _ROPE_TYPES:
         raise ModelLoadError(f"config.json: rope type {rope_type!r} is not supported; known: {', '.join(_ROPE_TYPES)}")
@@ -303,9 +309,9 @@ def _sliding_windows(reader: _Reader, family: _Family, num_layers: int) -> tuple
             raise reader.error("max_window_layers", first, "a whole number")
         return tuple(window if layer >= first else None for layer in range(num_layers))
     kinds = ("full_attention", "sliding_attention")
-    if not isinstance(layer_types, list) or any(kind not in kinds for kind in cast("list[object]", layer_types)):
-        raise reader.error("layer_types", layer_types, "a list of full_attention and sliding_attention")
-    types = cast("list[str]", layer_types)
+    types = cast("list[object]", layer_types) if isinstance(layer_types, list) else [layer_types]
+    if any(kind not in kinds for kind in types):
+        raise reader.error("layer_types", types, "a list of full_attention and sliding_attention")
     if len(types) != num_layers:
         raise ModelLoadError(f"config.json: layer_types has {len(types)} entries for {num_layers} layers")
     if window is None and "sliding_attention" in types:
@@ -327,3 +333,8 @@ def _dtype(reader: _Reader) -> str | None:
         if reader.has(name):
             return reader.text(name, "").removeprefix("torch.")
     return None
+
+
+def _quant_method(reader: _Reader) -> str | None:
+    quantization = reader.child("quantization_config")
+    return None if quantization is None else quantization.text("quant_method", "of unknown kind")

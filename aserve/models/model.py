@@ -18,7 +18,10 @@ from aserve.layers.weights import WeightTarget
 
 
 class Model(Protocol):
-    """A decoder-only language model. Letters: T tokens of the step, H hidden size, V vocabulary."""
+    """A decoder-only language model. Letters: T tokens of the step, S rows to sample, H hidden size, V vocabulary.
+
+    Built as ``Class(spec, ctx, num_positions)``, where ``num_positions`` is the longest sequence to be computed.
+    """
 
     IGNORED: ClassVar[tuple[str, ...]]
     """Checkpoint names, as ``fnmatch`` patterns, of tensors that are computed or not needed."""

@@ -49,6 +49,10 @@ class LinearMethod(Protocol):
         """Copy ``part`` out of the checkpoint's whole ``tensor`` (its shape is checked); converts the dtype."""
         ...
 
+    def adopt(self, weight: Tensor) -> None:
+        """Use a plain [rows, columns] matrix that another layer holds (a tied head); replaces create and load."""
+        ...
+
     def finish_loading(self) -> None:
         """Called once when everything was loaded: bring the weight into the form that ``apply`` reads fastest."""
         ...

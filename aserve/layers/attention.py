@@ -1,0 +1,59 @@
+"""Self-attention over the paged KV cache: projections, optional QK norm, rotary embedding, store, attend."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aserve.core.model_spec import ModelSpec
+from aserve.layers.batch import ForwardBatch
+from aserve.layers.context import LayerContext
+from aserve.layers.linear import QKVParallelLinear, RowParallelLinear
+from aserve.layers.norm import RmsNorm
+
+
+class Attention:
+    """Grouped-query attention of one layer, as the spec describes it (biases, QK norm, sliding window)."""
+
+    def __init__(self, name: str, spec: ModelSpec, layer: int, ctx: LayerContext, *, cos_sin: Tensor) -> None:
+        """``cos_sin`` [positions, head_dim] float32 is shared by all layers of the model."""
+        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self.qkv_proj = QKVParallelLinear(f"{name}.qkv_proj", spec.hidden_size, heads, ctx, bias=spec.qkv_bias)
+        self.o_proj = RowParallelLinear(
+            f"{name}.o_proj", spec.num_heads * spec.head_dim, spec.hidden_size, ctx, bias=spec.output_bias
+        )
+        self.q_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, ctx) if spec.qk_norm else None
+        self.k_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, ctx) if spec.qk_norm else None
+        self._head_dim = spec.head_dim
+        self._heads = (self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, self.qkv_proj.num_kv_heads)
+        self._num_all_heads = sum(self._heads)
+        self._layer = layer
+        self._scale = spec.head_dim**-0.5
+        self._window = spec.sliding_windows[layer]
+        self._cos_sin = cos_sin
+        self._rotary = ctx.kernels.rotary
+        self._store_kv = ctx.kernels.store_kv
+        self._attend = ctx.kernels.paged_attention
+
+    def __call__(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """Return [T, H], a new tensor, for ``hidden`` [T, H]; writes this layer's keys and values to its caches."""
+        qkv = self.qkv_proj(hidden).view(-1, self._num_all_heads, self._head_dim)
+        q, k, v = qkv.split(self._heads, dim=1)  # views of [T, heads, head_dim]
+        if self.q_norm is not None and self.k_norm is not None:
+            self.q_norm.in_place(q)
+            self.k_norm.in_place(k)
+        self._rotary(q, k, batch.positions, self._cos_sin)
+        k_cache, v_cache = batch.kv_caches[self._layer]
+        self._store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        out = self._attend(
+            q,
+            k_cache,
+            v_cache,
+            batch.block_tables,
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
+            scale=self._scale,
+            window=self._window,
+        )
+        return self.o_proj(out.view(out.shape[0], -1))

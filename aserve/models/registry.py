@@ -1,0 +1,39 @@
+"""The model families, loaded on first use.
+
+A new family is one module with a class that satisfies ``Model``, one row here, and one in ``core.model_spec`` for what
+its ``config.json`` means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Protocol
+
+from aserve.core.errors import ModelLoadError
+from aserve.core.model_spec import ModelSpec
+from aserve.layers.context import LayerContext
+from aserve.models.model import Model
+
+ARCHITECTURES: Mapping[str, str] = {
+    "LlamaForCausalLM": "aserve.models.llama:Llama",
+    "MistralForCausalLM": "aserve.models.llama:Llama",
+    "Qwen2ForCausalLM": "aserve.models.qwen2:Qwen2",
+    "Qwen3ForCausalLM": "aserve.models.qwen3:Qwen3",
+}
+"""Architecture, as ``config.json`` names it, to "module:class"."""
+
+
+class ModelFactory(Protocol):
+    """A model class."""
+
+    def __call__(self, spec: ModelSpec, ctx: LayerContext, num_positions: int) -> Model: ...
+
+
+def model_class(architecture: str) -> ModelFactory:
+    """Return the class of an architecture. Raises ModelLoadError that lists the known ones."""
+    if architecture not in ARCHITECTURES:
+        raise ModelLoadError(f"architecture {architecture} is not supported; known: {', '.join(ARCHITECTURES)}")
+    module, _, name = ARCHITECTURES[architecture].partition(":")
+    factory: ModelFactory = getattr(import_module(module), name)
+    return factory
