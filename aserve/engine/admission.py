@@ -1,0 +1,80 @@
+"""What may enter the engine: requests that can run at all, and no more of them than the queue holds.
+
+Checked on the event loop before anything is submitted, so that ``scheduler.add`` cannot fail on the step thread and
+every refusal is still an HTTP status. Pure functions over values; used by the local client and by ``Engine.fit``.
+"""
+
+from __future__ import annotations
+
+from aserve.core.capacity import Capacity
+from aserve.core.errors import ContextLengthError, InvalidRequestError
+from aserve.core.request import GenerationRequest
+from aserve.scheduler import SchedulerStats
+
+
+def too_long(num_prompt_tokens: int, capacity: Capacity, *, param: str | None, at_least: bool = False
+             ) -> ContextLengthError:
+    """The error for a prompt that leaves no room for an answer."""
+    have = f"at least {num_prompt_tokens}" if at_least else str(num_prompt_tokens)
+    which = "context" if capacity.max_length == capacity.max_model_len else "KV cache"
+    return ContextLengthError(
+        f"the {which} holds {capacity.max_length} tokens, prompt and answer together, and the prompt has {have}; "
+        "shorten the prompt",
+        param=param,
+    )
+
+
+def fit(capacity: Capacity, num_prompt_tokens: int, max_tokens: int | None, *, param: str | None = None) -> int:
+    """How many tokens may be generated: the wish, cut to the room that is left; None wishes for all of it.
+
+    Raises ContextLengthError if the prompt leaves room for none.
+    """
+    room = capacity.max_new_tokens(num_prompt_tokens)
+    if room < 1:
+        raise too_long(num_prompt_tokens, capacity, param=param)
+    return room if max_tokens is None else min(max_tokens, room)
+
+
+def validate(request: GenerationRequest, capacity: Capacity, vocab_size: int, max_queue: int) -> None:
+    """Refuse what would break the step loop or could never run. Raises InvalidRequestError, ContextLengthError.
+
+    Ranges of sampling parameters are the business of whoever read them; here is what the thread relies on.
+    """
+    prompt, sampling = request.prompt_token_ids, request.sampling
+    if not prompt:
+        raise InvalidRequestError("the prompt is empty: it needs at least one token", param="prompt")
+    if sampling.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens must be at least 1, got {sampling.max_tokens}", param="max_tokens")
+    most = max_queue + capacity.max_num_seqs
+    if not 1 <= request.n <= most:
+        raise InvalidRequestError(f"n must lie between 1 and {most} here, got {request.n}", param="n")
+    if fit(capacity, len(prompt), sampling.max_tokens, param="prompt") != sampling.max_tokens:
+        raise ContextLengthError(
+            f"the prompt of {len(prompt)} tokens and max_tokens {sampling.max_tokens} exceed the {capacity.max_length} "
+            "tokens that prompt and answer may have together",
+            param="max_tokens",
+        )
+    ids = (("prompt", prompt), ("stop_token_ids", sampling.stop_token_ids),
+           ("logit_bias", tuple(i for i, _ in sampling.logit_bias)))
+    for name, values in ids:
+        if values and not (min(values) >= 0 and max(values) < vocab_size):
+            wrong = next(i for i in values if not 0 <= i < vocab_size)
+            raise InvalidRequestError(f"{name}: {wrong} is not a token id; they go from 0 to {vocab_size - 1}",
+                                      param=name)
+
+
+def num_too_many(stats: SchedulerStats, capacity: Capacity, *, max_queue: int, num_unfinished: int,
+                 num_new: int, num_prompt_tokens: int) -> int:
+    """How many sequences the queue would hold beyond ``max_queue`` if these new ones were let in; 0 or less is fine.
+
+    ``num_unfinished`` counts at once what ``stats`` shows only after the next step, so a burst between two steps
+    cannot pass. A place in the batch counts as free when nothing waits for it and the KV cache has room for prompts
+    like this one; an engine with nothing to do refuses nobody.
+    """
+    if not num_unfinished:
+        return 0
+    num_free = 0
+    if not stats.num_waiting:
+        num_fitting = (stats.num_blocks - stats.num_used_blocks) // capacity.num_blocks_for(num_prompt_tokens + 1)
+        num_free = max(0, min(capacity.max_num_seqs - stats.num_running, num_fitting))
+    return num_unfinished + num_new - stats.num_running - num_free - max_queue

@@ -1,0 +1,182 @@
+"""The in-process transport between the event loop and the step thread; the one module that knows threads.
+
+Commands go down through a queue that never blocks the loop. Reports come up in batches with one wake-up of the loop
+per step, never per token (measured: 20 to 40 us of the thread's time per step of 64 sequences, where a call per token
+takes 2 ms). Knows nothing of scheduling or text. Used by ``run_engine`` and the local client.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import anyio
+from anyio.lowlevel import current_token
+
+from aserve.core.errors import AserveError, EngineDeadError
+from aserve.core.request import RequestId
+from aserve.engine.mailbox import Mailbox
+from aserve.engine.messages import Command, Failed, LifeSign, Message, StepReport
+from aserve.engine.stats import StatsRecorder
+
+ENGINE_DEAD = "the engine has failed and serves no more requests"
+
+
+class CommandQueue:
+    """Loop to thread. How much may be put is the local client's decision; putting never blocks and never raises."""
+
+    def __init__(self) -> None:
+        self._commands: SimpleQueue[Command] = SimpleQueue()  # in C, and safe to call from a signal handler
+        self.num_put = 0
+
+    def put(self, command: Command) -> None:
+        """Called on the loop."""
+        self.num_put += 1
+        self._commands.put(command)
+
+    def take(self, *, block: bool) -> list[Command]:
+        """Return everything there is; with ``block``, sleep until there is something. Called on the thread."""
+        commands = [self._commands.get()] if block else []
+        while not self._commands.empty():  # nobody else takes
+            commands.append(self._commands.get_nowait())
+        return commands
+
+
+class EventRouter:
+    """Thread to loop: carries messages over and puts each token event into the mailbox that is registered for it.
+
+    ``publish`` belongs to the thread, everything else to the loop. Events for an id that is not registered come late,
+    after their request has left; they are dropped and counted.
+    """
+
+    def __init__(self, recorder: StatsRecorder, on_life_sign: Callable[[LifeSign], None]) -> None:
+        token: Any = current_token().native_token
+        self._call_soon: Callable[[Callable[[], object]], object] = (
+            token.run_sync_soon if hasattr(token, "run_sync_soon") else token.call_soon_threadsafe
+        )
+        self._recorder = recorder
+        self._on_life_sign = on_life_sign
+        self._messages: deque[Message] = deque()
+        self._armed = False
+        self.is_closed = False
+        self._routes: dict[RequestId, Mailbox] = {}
+        self._after_report: anyio.Event | None = None
+        self.report: StepReport | None = None
+        self.progress_s = anyio.current_time()
+        """When a step last completed, or when work last came to an idle engine."""
+
+    # -- on the thread -----------------------------------------------------------------------------------------------
+
+    def publish(self, message: Message) -> None:
+        """Hand a message to the loop. Never waits and never raises, not even when the loop is gone."""
+        if self.is_closed:
+            return
+        self._messages.append(message)
+        if not self._armed:
+            self._armed = True
+            self.call_soon(self._deliver)
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Run something on the loop soon, from any thread or finaliser; dropped when the loop is gone."""
+        try:
+            self._call_soon(callback)
+        except RuntimeError:  # trio.RunFinishedError is one, too
+            self.is_closed = True
+            self._messages.clear()
+
+    # -- on the loop -------------------------------------------------------------------------------------------------
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that are registered and have not had their last event."""
+        return len(self._routes)
+
+    def is_registered(self, request_id: RequestId) -> bool:
+        return request_id in self._routes
+
+    def register(self, request_id: RequestId, mailbox: Mailbox) -> None:
+        if not self._routes:
+            self.progress_s = anyio.current_time()
+        self._routes[request_id] = mailbox
+
+    def unregister(self, request_id: RequestId) -> bool:
+        """Forget a sequence; True if it had not finished. Idempotent."""
+        return self._routes.pop(request_id, None) is not None
+
+    def close_all(self, make_error: Callable[[], AserveError]) -> None:
+        """Close every registered mailbox, each once, and forget them all."""
+        mailboxes = dict.fromkeys(self._routes.values())  # n choices share one
+        self._routes.clear()
+        for mailbox in mailboxes:
+            mailbox.close(make_error())
+        self._wake_waiters()
+
+    def close(self) -> None:
+        """Deliver nothing any more."""
+        self.is_closed = True
+        self._messages.clear()
+        self._wake_waiters()
+
+    async def wait_report(self) -> None:
+        """Wait until the next report has been delivered, every mailbox closed, or the router itself."""
+        if self._after_report is None:
+            self._after_report = anyio.Event()
+        await self._after_report.wait()
+
+    def _wake_waiters(self) -> None:
+        if self._after_report is not None:
+            self._after_report.set()
+            self._after_report = None
+
+    def _deliver(self) -> None:
+        self._armed = False  # before looking: whatever is appended from here on arms again
+        while self._messages:
+            message = self._messages.popleft()
+            if isinstance(message, StepReport):
+                self._route(message)
+            else:
+                self._on_life_sign(message)
+                if isinstance(message, Failed):
+                    self.close_all(lambda: EngineDeadError(ENGINE_DEAD))
+
+    def _route(self, report: StepReport) -> None:
+        now_s = anyio.current_time()
+        routes = self._routes
+        num_late = num_finished = 0
+        for request_id in report.admitted:
+            mailbox = routes.get(request_id)
+            if mailbox is not None and mailbox.admitted_s is None:
+                mailbox.admitted_s = now_s
+        for event in report.events:
+            request_id = event.request_id
+            mailbox = routes.get(request_id)
+            if mailbox is None:
+                num_late += 1
+                continue
+            if event.finish_reason is not None:
+                del routes[request_id]
+                num_finished += 1
+            mailbox.put(event, now_s)
+        if self.report is None or report.num_steps != self.report.num_steps:
+            self.progress_s = now_s
+        self.report = report
+        self._recorder.note_events(len(report.events), num_late, num_finished, now_s)
+        self._wake_waiters()
+
+
+class StepThread:
+    """The thread of the step loop. Daemonic: one that hangs in a driver call cannot keep the process alive."""
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=target, name="aserve-steps", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the thread, at most this long; True if it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()

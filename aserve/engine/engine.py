@@ -1,0 +1,233 @@
+"""The engine as a program sees it, and its life as a scope: ``async with run_engine(...) as engine``.
+
+Owns the step thread from start to join, and everything on the event loop's side of it. Knows models only as a factory
+of a StepExecutor. Opened by ``aserve.assembly``; used by the server and by embedding programs.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+from typing import Any, Unpack
+
+import anyio
+
+from aserve.core.capacity import Capacity
+from aserve.core.config import EngineConfig
+from aserve.core.errors import EngineDrainingError
+from aserve.core.request import GenerationRequest
+from aserve.core.step import StepExecutor
+from aserve.engine import admission
+from aserve.engine.bridge import CommandQueue, EventRouter, StepThread
+from aserve.engine.generation import Generation
+from aserve.engine.lifecycle import Lifecycle, Status
+from aserve.engine.local_client import LocalClient
+from aserve.engine.messages import Stop
+from aserve.engine.options import GenerationOptions, check_options, make_request
+from aserve.engine.prompts import PromptEncoder
+from aserve.engine.stats import EngineStats, StatsRecorder
+from aserve.engine.step_loop import run_steps
+from aserve.engine.streams import ChatStream
+from aserve.scheduler import Scheduler
+from aserve.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_DRAIN_S = 10.0
+
+
+class Engine:
+    """One model, ready to generate. Made by ``run_engine``; every method belongs to its event loop.
+
+    Attributes:
+        capacity: what the executor can hold.
+        tokenizer: the model's.
+        model_names: the names under which clients may ask for the model, at least one.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        model_names: tuple[str, ...],
+        capacity: Capacity,
+        client: LocalClient,
+        router: EventRouter,
+        lifecycle: Lifecycle,
+        recorder: StatsRecorder,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.model_names = model_names
+        self.capacity = capacity
+        self._client = client
+        self._router = router
+        self._lifecycle = lifecycle
+        self._recorder = recorder
+        self._encoder = PromptEncoder(tokenizer, capacity)
+        self._id_prefix = secrets.token_hex(4)
+        self._ids = count()
+
+    # -- its state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Status:
+        """``running``, ``draining`` (nothing new is admitted) or ``dead`` (the step loop has failed)."""
+        return self._lifecycle.status
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What killed the step loop."""
+        return self._lifecycle.failure
+
+    async def wait_dead(self) -> None:
+        """Wait until the step loop has failed; for ever, if it does not."""
+        await self._lifecycle.wait_dead()
+
+    def start_draining(self, retry_after_s: float = RETRY_AFTER_DRAIN_S) -> None:
+        """Admit nothing new from now on; what runs goes on. Idempotent."""
+        self._lifecycle.retry_after_s = retry_after_s
+
+    async def wait_idle(self) -> None:
+        """Wait until every request has finished or left, and the scheduler holds nothing any more."""
+        while not self._client.is_idle:
+            await self._router.wait_report()
+
+    def stalled(self, after_s: float) -> bool:
+        """Whether there is work and no step has completed for this long."""
+        return self._router.num_unfinished > 0 and anyio.current_time() - self._router.progress_s > after_s
+
+    def stats(self) -> EngineStats:
+        """The numbers of this moment."""
+        report, recorder = self._router.report, self._recorder
+        assert report is not None, "an engine is made after the first report"
+        scheduler = report.scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_used_blocks=scheduler.num_used_blocks,
+            num_blocks=scheduler.num_blocks,
+            num_requests=dict(recorder.num_requests),
+            num_rejected=recorder.num_rejected,
+            num_prompt_tokens=recorder.num_prompt_tokens,
+            num_generated_tokens=recorder.num_generated_tokens,
+            num_cancelled_tokens=recorder.num_cancelled_tokens,
+            num_late_events=recorder.num_late_events,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+            num_preemptions=scheduler.num_preemptions,
+            num_steps=report.num_steps,
+            busy_s=report.busy_s,
+            wait_s=report.wait_s,
+            last_step_age_s=anyio.current_time() - self._router.progress_s,
+            time_to_first_token_s=recorder.time_to_first_token.snapshot(),
+            inter_token_s=recorder.inter_token.snapshot(),
+            queue_s=recorder.queue.snapshot(),
+            end_to_end_s=recorder.end_to_end.snapshot(),
+        )
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        """A request as a scope; entering it submits. Its id must never have been used with this engine."""
+        return Generation(request, client=self._client, tokenizer=self.tokenizer, recorder=self._recorder)
+
+    def new_request_id(self) -> str:
+        """An id that no other request of this engine has."""
+        return f"{self._id_prefix}-{next(self._ids)}"
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, made in a worker thread.
+
+        Raises ContextLengthError if no answer fits behind it (at once, if it is absurdly long), InvalidRequestError.
+        """
+        return await self._encoder.encode(text, add_special_tokens=add_special_tokens)
+
+    async def encode_chat(self, messages: Sequence[Any], **template_options: Any) -> list[int]:
+        """Token ids of a chat prompt by the model's template; raises as ``encode``, and what the template refuses."""
+        return await self._encoder.encode_chat(messages, **template_options)
+
+    def fit(self, num_prompt_tokens: int, max_tokens: int | None, *, param: str | None = None) -> int:
+        """How many tokens an answer may have: ``max_tokens``, cut to the room that the prompt leaves.
+
+        Raises ContextLengthError, naming ``param``, if the prompt leaves none.
+        """
+        return admission.fit(self.capacity, num_prompt_tokens, max_tokens, param=param)
+
+    def chat(self, messages: Sequence[Any], *, template_options: dict[str, Any] | None = None,
+             **options: Unpack[GenerationOptions]) -> ChatStream:
+        """Answer a conversation in the OpenAI form. Raises InvalidRequestError for options; else nothing before use."""
+        check_options(options)
+        encode = partial(self.encode_chat, messages, **(template_options or {}))
+        return ChatStream(partial(self._prepare, encode, options))
+
+    def complete(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> ChatStream:
+        """Continue a text, or token ids. Raises InvalidRequestError for options; else nothing before use."""
+        check_options(options)
+
+        async def encode() -> list[int]:
+            return await self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+        return ChatStream(partial(self._prepare, encode, options))
+
+    async def _prepare(self, encode: Callable[[], Any], options: GenerationOptions) -> Generation:
+        ids: list[int] = await encode()
+        request = make_request(
+            options,
+            request_id=self.new_request_id(),
+            prompt_token_ids=ids,
+            max_tokens=self.fit(len(ids), options.get("max_tokens")),
+            end_token_ids=self.tokenizer.stop_token_ids,
+            defaults=self.tokenizer.generation_defaults,
+        )
+        return self.generate(request)
+
+
+def _make_scheduler(config: EngineConfig, capacity: Capacity) -> Scheduler:
+    return Scheduler(capacity, policy=config.scheduler.policy, prefix_cache=config.cache.prefix_cache)
+
+
+@asynccontextmanager
+async def run_engine(
+    *,
+    executor_factory: Callable[[], StepExecutor],
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    model_names: tuple[str, ...],
+    join_timeout_s: float = 10.0,
+) -> AsyncGenerator[Engine]:
+    """Start the step thread, have it load the executor, and yield the engine when it is ready.
+
+    On the way out every open generation is closed, the thread told to stop and joined. A thread that hangs is left
+    behind after ``join_timeout_s``; one that is still loading is not waited for, it ends by itself when it has loaded.
+
+    Raises:
+        whatever ``executor_factory`` raised, unchanged.
+    """
+    recorder, lifecycle, commands = StatsRecorder(), Lifecycle(), CommandQueue()
+    router = EventRouter(recorder, lifecycle.receive)
+    make_scheduler = partial(_make_scheduler, config)
+    thread = StepThread(partial(run_steps, executor_factory, make_scheduler, take=commands.take,
+                                publish=router.publish, clock=time.perf_counter))
+    thread.start()
+    try:
+        capacity = await lifecycle.wait_started()
+        client = LocalClient(commands=commands, router=router, lifecycle=lifecycle, recorder=recorder,
+                             capacity=capacity, vocab_size=tokenizer.vocab_size,
+                             max_queue=config.scheduler.max_queue)
+        yield Engine(tokenizer=tokenizer, model_names=model_names, capacity=capacity, client=client, router=router,
+                     lifecycle=lifecycle, recorder=recorder)
+    finally:
+        lifecycle.retry_after_s = RETRY_AFTER_DRAIN_S
+        commands.put(Stop())
+        router.close_all(lambda: EngineDrainingError("the server is shutting down", retry_after_s=RETRY_AFTER_DRAIN_S))
+        if lifecycle.has_started:
+            with anyio.move_on_after(join_timeout_s, shield=True):
+                await lifecycle.wait_stopped()
+            if not (lifecycle.has_stopped and thread.join(1.0)):
+                logger.warning("the step thread did not end within %g s; it is left behind", join_timeout_s)
+        router.close()

@@ -1,0 +1,224 @@
+"""One user's request as a scope: n choices, one mailbox; the owner of cancellation.
+
+Whatever ends a request early (its client, a deadline, a stop string in all choices, shutdown, the engine's death)
+closes the mailbox or leaves the scope, and leaving is what cancels in the scheduler. Nothing on the way out awaits.
+Knows the engine only as an ``EngineClient``. Used by the server's routes and by ``ChatStream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Protocol, Self
+
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from aserve.core.errors import AserveError, EngineDeadError, GenerationClosedError, GenerationError
+from aserve.core.request import FinishReason, GenerationRequest, RequestId, TextDelta
+from aserve.core.step import TokenEvent
+from aserve.engine.choice import Choice
+from aserve.engine.client import EngineClient
+from aserve.engine.mailbox import Mailbox
+from aserve.engine.sequences import sequence_id
+from aserve.engine.stats import Outcome, StatsRecorder
+from aserve.text.detokenizer import Detokenizer
+from aserve.text.stop_strings import StopMatcher
+
+
+class MakesDetokenizers(Protocol):
+    """The part of a tokenizer that a generation needs."""
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
+
+
+class Generation:
+    """An async context manager and iterator; one reader at a time, ``close`` from any task.
+
+    Request ids must not be used twice in an engine's life: events of the first could reach the second.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, *, client: EngineClient, tokenizer: MakesDetokenizers, recorder: StatsRecorder
+    ) -> None:
+        self.request = request
+        self._client = client
+        self._tokenizer = tokenizer
+        self._recorder = recorder
+        self._mailbox = Mailbox()
+        self._choices: dict[RequestId, Choice] = {}
+        self._num_open = request.n
+        self._ready: list[TextDelta] = []
+        self._read_s: float | None = None  # when the newest event that was read had come
+        self._state = "new"
+
+    # -- what it has come to -----------------------------------------------------------------------------------------
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens of all choices that were read so far; stop tokens count, what follows a stop string does not."""
+        return sum(choice.num_tokens for choice in self._choices.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that choice 0 found in the prefix cache; the other choices find choice 0's."""
+        return next((choice.num_cached_tokens for choice in self._choices.values()), 0)
+
+    @property
+    def finish_reasons(self) -> tuple[FinishReason | None, ...]:
+        """By choice; None for one that has not ended."""
+        return tuple(choice.finish_reason for choice in self._choices.values()) or (None,) * self.request.n
+
+    @property
+    def is_open(self) -> bool:
+        """Entered and not left."""
+        return self._state == "open"
+
+    @property
+    def error(self) -> AserveError | None:
+        """What the request was closed with."""
+        return self._mailbox.error
+
+    # -- the scope ---------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Register and submit all choices, or none of them.
+
+        Raises InvalidRequestError, ContextLengthError, QueueFullError, EngineDrainingError, EngineDeadError.
+        """
+        if self._state != "new":
+            raise RuntimeError("a generation can be entered once")
+        await checkpoint_if_cancelled()  # before anything is registered: from here to the return nothing awaits
+        request = self.request
+        for index in range(request.n):
+            detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+            matcher = StopMatcher(request.stop, request.include_stop) if request.stop else None
+            self._choices[sequence_id(request.request_id, index)] = Choice(index, detokenizer, matcher)
+        self._client.submit(request, self._mailbox)
+        self._state = "open"
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def close(self, error: AserveError) -> None:
+        """Make ``next_deltas`` raise this, now and from now on; the first reason counts. From any task, idempotent.
+
+        Cancels nothing by itself: the reader wakes up and leaves the scope.
+        """
+        self._mailbox.close(error)
+
+    def leave(self) -> None:
+        """Unregister, and cancel every choice that has not finished. What ``__aexit__`` does; idempotent."""
+        if self._state != "open":
+            return
+        self._state = "left"
+        num_cancelled = self._release(self._choices)
+        if self._num_open:
+            self._mailbox.close(GenerationClosedError("the request has been left"))
+        self._note_outcome(num_cancelled)
+
+    def leave_soon(self) -> None:
+        """``leave`` on the event loop, soon; for finalisers, which may run anywhere."""
+        self._client.call_soon(self.leave)
+
+    def _release(self, request_ids: Iterable[RequestId]) -> int:
+        """The one way out for sequences, finished or not."""
+        return self._client.release(request_ids)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def next_deltas(self) -> list[TextDelta]:
+        """Wait for news, then return all there is: one delta per choice that has any, or [] after the last.
+
+        Cancelling the wait loses nothing. Yields to the event loop only if it has to wait.
+
+        Raises:
+            GenerationError: a choice could not be computed; the request is over.
+            EngineDeadError, EngineDrainingError: the engine failed, or was closed.
+            AserveError: whatever ``close`` was called with.
+        """
+        if self._state == "new":
+            raise RuntimeError("enter the generation before reading: async with generation: ...")
+        if self._ready:
+            ready, self._ready = self._ready, []
+            return ready
+        while self._num_open:
+            deltas = self._decode(await self._mailbox.take())
+            if deltas:
+                return deltas
+        return []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        if not self._ready:
+            self._ready = await self.next_deltas()
+            if not self._ready:
+                raise StopAsyncIteration
+        return self._ready.pop(0)
+
+    def _decode(self, events: list[TokenEvent]) -> list[TextDelta]:
+        num_events = len(events)
+        if self.request.n == 1:
+            groups = {events[0].request_id: events}
+        else:
+            groups = dict[RequestId, list[TokenEvent]]()
+            for event in events:
+                groups.setdefault(event.request_id, []).append(event)
+        deltas: list[TextDelta] = []
+        for request_id, group in groups.items():
+            choice = self._choices[request_id]
+            if choice.finish_reason is not None:
+                continue  # its stop string came first
+            if group[-1].finish_reason is FinishReason.ERROR:
+                self.close(GenerationError("the model's output is not a number; the answer cannot be completed"))
+                group.pop()
+            if not group:
+                continue
+            deltas.append(choice.push(group))
+            if choice.finish_reason is not None:
+                self._num_open -= 1
+                self._release((request_id,))
+        self._note_latency(num_events // len(groups))
+        return deltas
+
+    # -- numbers -----------------------------------------------------------------------------------------------------
+
+    def _note_latency(self, num_tokens: int) -> None:
+        """Once per batch: ``num_tokens`` new tokens per choice."""
+        mailbox, recorder = self._mailbox, self._recorder
+        assert mailbox.submitted_s is not None
+        assert mailbox.first_s is not None
+        assert mailbox.last_s is not None
+        if self._read_s is None:
+            recorder.time_to_first_token.observe(mailbox.first_s - mailbox.submitted_s)
+            if mailbox.admitted_s is not None:
+                recorder.queue.observe(mailbox.admitted_s - mailbox.submitted_s)
+            self._read_s = mailbox.first_s
+            num_tokens -= 1
+        if num_tokens > 0:
+            recorder.inter_token.observe((mailbox.last_s - self._read_s) / num_tokens, num_tokens)
+            self._read_s = mailbox.last_s
+
+    def _note_outcome(self, num_cancelled: int) -> None:
+        recorder, mailbox = self._recorder, self._mailbox
+        reasons = self.finish_reasons
+        outcome: Outcome
+        if all(reasons):
+            outcome = "length" if FinishReason.LENGTH in reasons else "stop"
+            if mailbox.submitted_s is not None and mailbox.last_s is not None:
+                recorder.end_to_end.observe(mailbox.last_s - mailbox.submitted_s)
+        elif isinstance(mailbox.error, GenerationError | EngineDeadError):
+            outcome = "error"
+        else:
+            outcome = "cancelled"
+        recorder.num_requests[outcome] += 1
+        if num_cancelled:
+            recorder.num_cancelled_tokens += sum(c.num_tokens for c in self._choices.values() if not c.finish_reason)

@@ -1,0 +1,63 @@
+"""Where one user's request gets its events: a list and, while somebody waits, one event to wake the reader.
+
+Filled on the event loop by the router, read by ``Generation``. Bounded by construction: a request has at most
+``n * max_tokens`` events, so putting never waits and a slow reader costs ids, never a stalled batch. (A list and an
+``anyio.Event`` cost half of an anyio memory object stream.)
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from aserve.core.errors import AserveError
+from aserve.core.step import TokenEvent
+
+
+class Mailbox:
+    """Events of one request, and when they came (seconds of ``anyio.current_time()``)."""
+
+    __slots__ = ("_events", "_wakeup", "admitted_s", "error", "first_s", "last_s", "submitted_s")
+
+    def __init__(self) -> None:
+        self._events: list[TokenEvent] = []
+        self._wakeup: anyio.Event | None = None
+        self.error: AserveError | None = None
+        self.submitted_s: float | None = None
+        self.admitted_s: float | None = None
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+
+    def put(self, event: TokenEvent, now_s: float) -> None:
+        """Append an event and wake the reader. Never waits, never raises."""
+        self._events.append(event)
+        self.last_s = now_s
+        if self.first_s is None:
+            self.first_s = now_s
+        if self._wakeup is not None:
+            self._wakeup.set()
+            self._wakeup = None
+
+    def close(self, error: AserveError) -> None:
+        """End the reading with a reason; the first one counts. What has not been read is dropped."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._events.clear()
+        if self._wakeup is not None:
+            self._wakeup.set()
+            self._wakeup = None
+
+    async def take(self) -> list[TokenEvent]:
+        """Wait until there is something, then return all of it. Raises the reason the mailbox was closed with.
+
+        Nothing is lost when the waiting is cancelled: events leave the box only after the last await.
+        """
+        while True:
+            if self.error is not None:
+                raise self.error.with_traceback(None)
+            if self._events:
+                events, self._events = self._events, []
+                return events
+            if self._wakeup is None:
+                self._wakeup = anyio.Event()
+            await self._wakeup.wait()

@@ -1,0 +1,164 @@
+"""The body of the step thread: apply commands, plan, submit, wait, commit, publish; asleep when there is no work.
+
+Knows neither threads nor event loops: it is given something to take commands from and something to publish to, so a
+test can turn it by hand. Sole caller of the scheduler and of the executor. Its target function ``run_steps`` turns
+every failure into exactly one ``Failed`` message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from aserve.core.capacity import Capacity
+from aserve.core.request import RequestId
+from aserve.core.step import StepExecutor, TokenEvent
+from aserve.engine.messages import Cancel, Command, Failed, Loaded, Message, StepReport, Stop, Stopped, Submit
+from aserve.scheduler import Scheduler, check
+
+logger = logging.getLogger(__name__)
+
+CHECK_SHARE = 0.01
+"""The invariant check costs O(blocks), so it may take this share of the time at most."""
+
+
+class TakeCommands(Protocol):
+    """Where commands come from: everything there is; with ``block``, not before there is something."""
+
+    def __call__(self, *, block: bool) -> list[Command]: ...
+
+
+class StepLoop:
+    """Keeps one executor busy with one scheduler's plans. ``turn`` is one round; ``run`` goes on until told to stop."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        *,
+        take: TakeCommands,
+        publish: Callable[[Message], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._max_in_flight = executor.capacity.max_in_flight
+        self._take = take
+        self._publish = publish
+        self._clock = clock
+        self._num_in_flight = 0
+        self._idle = False
+        self._num_commands = 0
+        self._num_steps = 0
+        self._busy_s = 0.0
+        self._wait_s = 0.0
+        self._next_check_s = clock()
+
+    def run(self) -> None:
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Do one round: at most one step is waited for. False when a stop was taken.
+
+        Cancels take effect before the next plan, and a round with commands publishes the numbers before it waits.
+        """
+        commands = self._take(block=self._idle)
+        started_s = self._clock()
+        if not self._apply(commands):
+            return False
+        admitted = self._fill()
+        if commands:
+            self._publish(self.report((), admitted))
+            admitted = ()
+        self._idle = self._num_in_flight == 0
+        if not self._idle:
+            self._publish(self.report(self._finish_step(), admitted))
+        elif self._scheduler.has_work:
+            raise RuntimeError("S7: there is work, nothing in flight, and no plan")
+        else:
+            self._check()
+        self._busy_s += self._clock() - started_s
+        return True
+
+    def report(self, events: tuple[TokenEvent, ...] = (), admitted: tuple[RequestId, ...] = ()) -> StepReport:
+        """What is to be told now."""
+        return StepReport(
+            events, admitted, self._scheduler.stats(), self._num_commands, self._num_steps, self._busy_s, self._wait_s
+        )
+
+    def _apply(self, commands: list[Command]) -> bool:
+        self._num_commands += len(commands)
+        for command in commands:
+            match command:
+                case Submit(requests):
+                    for request in requests:
+                        self._scheduler.add(request)
+                case Cancel(request_ids):
+                    for request_id in request_ids:
+                        self._scheduler.cancel(request_id)
+                case Stop():
+                    return False
+        return True
+
+    def _fill(self) -> tuple[RequestId, ...]:
+        """Submit steps until enough are in flight; returns the sequences that these admit."""
+        admitted: list[RequestId] = []
+        while self._num_in_flight < self._max_in_flight:
+            plan = self._scheduler.plan()
+            if plan is None:
+                break
+            self._executor.submit(plan)
+            self._num_in_flight += 1
+            admitted += [row.request_id for row in plan.sequences if row.new is not None]
+        return tuple(admitted)
+
+    def _finish_step(self) -> tuple[TokenEvent, ...]:
+        started_s = self._clock()
+        result = self._executor.wait()
+        self._wait_s += self._clock() - started_s
+        self._num_in_flight -= 1
+        self._num_steps += 1
+        return self._scheduler.commit(result)
+
+    def _check(self) -> None:
+        started_s = self._clock()
+        if started_s >= self._next_check_s:
+            check(self._scheduler)
+            ended_s = self._clock()
+            self._next_check_s = ended_s + (ended_s - started_s) / CHECK_SHARE
+
+
+def run_steps(
+    make_executor: Callable[[], StepExecutor],
+    make_scheduler: Callable[[Capacity], Scheduler],
+    *,
+    take: TakeCommands,
+    publish: Callable[[Message], None],
+    clock: Callable[[], float],
+) -> None:
+    """Load, loop until a stop, close; the whole life of the step thread. Never raises.
+
+    Publishes ``Loaded`` once the executor is there, ``Failed`` once if anything raises, and ``Stopped`` last. A
+    failure while loading is for the caller to tell; one in the loop is logged here, where its traceback is whole.
+    """
+    try:
+        executor = make_executor()
+    except BaseException as error:
+        publish(Failed(error))
+        publish(Stopped())
+        return
+    try:
+        loop = StepLoop(make_scheduler(executor.capacity), executor, take=take, publish=publish, clock=clock)
+        publish(loop.report())
+        publish(Loaded(executor.capacity))
+        loop.run()
+    except BaseException as error:
+        logger.error("the step loop failed; no request can be served any more", exc_info=error)
+        publish(Failed(error))
+    try:
+        executor.close()
+    except Exception:
+        logger.exception("closing the executor failed")
+    publish(Stopped())
