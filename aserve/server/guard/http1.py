@@ -7,6 +7,7 @@ with one trailing byte ends stock hypercorn); a broken request body ends its app
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import h11
@@ -15,20 +16,28 @@ from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Event, Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
 
-from aserve.server.guard.stream import GuardedStream, PeerLeft, StreamAborted, error_body
+from aserve.server.guard.stream import GuardedStream, LastWords, PeerLeft, StreamAborted, error_body
 
 _READ_AHEAD_BYTES = 2**16
 
 
 class GuardedHTTP1(H11Protocol):
-    """See the module. ``connection_`` is not needed: everything outward goes through ``self.send``."""
+    """See the module.
+
+    Args:
+        args: As hypercorn's ``H11Protocol``.
+        apps: Where apps run.
+        drain: Waits until the peer has taken what was written.
+    """
 
     stream: GuardedStream | None  # type: ignore[assignment]
     connection: h11.Connection
 
-    def __init__(self, *args: Any, apps: trio.Nursery) -> None:
+    def __init__(self, *args: Any, apps: trio.Nursery, drain: Callable[..., Awaitable[None]]) -> None:
         super().__init__(*args)
         self._apps = apps
+        self._drain = drain
+        self.linger = False  # the peer may be sending still when the connection is closed
         self._ahead = 0  # bytes read behind the running request
         self._room = trio.Event()
 
@@ -53,6 +62,14 @@ class GuardedHTTP1(H11Protocol):
         elif self.stream is not None:
             await self.stream.handle(PeerLeft(stream_id=STREAM_ID))
 
+    async def begin_drain(self) -> None:
+        """No further request is taken; the running one finishes."""
+        if self.stream is None:
+            await self.send(Closed())
+
+    async def check(self, now: float, stall_timeout: float) -> None:
+        """Nothing to watch: on HTTP/1.1 a stalled peer is a stalled connection, which the outbox sees."""
+
     @property
     def in_headers(self) -> bool:
         """Whether part of a request's headers has arrived."""
@@ -64,6 +81,7 @@ class GuardedHTTP1(H11Protocol):
             await self._refuse(408, "request_timeout", "The request's headers took too long to arrive.")
 
     async def _refuse(self, status: int, code: str, message: str) -> None:
+        self.linger = True
         headers, body = error_body(status, code, message)
         headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
         try:
@@ -125,14 +143,11 @@ class GuardedHTTP1(H11Protocol):
         if isinstance(event, Response) and self.context.terminated.is_set():
             event.headers.append((b"connection", b"close"))
         await super().stream_send(event)
-        if isinstance(event, Body):
-            await self.drain()
-
-    async def drain(self) -> None:
-        """Set by the connection: wait until the peer has taken what was written."""
-        raise NotImplementedError
+        if isinstance(event, Body) and not isinstance(event, LastWords):
+            await self._drain()
 
     async def _maybe_recycle(self) -> None:
+        self.linger = self.connection.their_state is h11.SEND_BODY
         await super()._maybe_recycle()
         self._ahead = 0
         self._room.set()

@@ -58,9 +58,12 @@ class Outbox:
             self._pending += data[written:]
             self._wake.set()
 
-    async def drain(self) -> None:
-        """Wait until everything written is with the kernel, or the peer is gone. Yields at times in any case."""
-        if self._pending:
+    async def drain(self, allowed: int = 0) -> None:
+        """Wait until everything written is with the kernel, or the peer is gone. Yields at times in any case.
+
+        Does not wait while at most ``allowed`` bytes are left.
+        """
+        if len(self._pending) > allowed:
             await self._drained.wait()
         else:
             self._writes += 1

@@ -33,6 +33,11 @@ class PeerLeft(Event):
     """The peer sends no more, but may still be reading: the app is told, the answer stays open."""
 
 
+@dataclass(frozen=True)
+class LastWords(Body):
+    """A part of an answer that is sent for an app that has ended: nobody waits until the peer has taken it."""
+
+
 def error_body(status: int, code: str, message: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """Headers and body, in OpenAI's error shape, for what never reaches the app."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
@@ -59,6 +64,7 @@ class GuardedStream(HTTPStream):
         self, app: Any, config: GuardConfig, scope: Any, send: Callable[[Any], Awaitable[None]]
     ) -> Callable[[Any], Awaitable[None]]:
         """Start the app in its connection's nursery (hypercorn calls this on its task group)."""
+        scope["extensions"] = {}  # hypercorn's trailers, push and early hints are not part of the guard
         self._apps.start_soon(self._run_app, app, scope, send, name=f"{scope['method']} {scope['path']}")
         return self.inbox.put
 
@@ -101,5 +107,5 @@ class GuardedStream(HTTPStream):
         headers, body = error_body(status_code, "internal_error", "The server failed to answer this request.")
         await self.send(Response(stream_id=self.stream_id, headers=headers, status_code=status_code))
         if self.scope["method"] != "HEAD":
-            await self.send(Body(stream_id=self.stream_id, data=body))
+            await self.send(LastWords(stream_id=self.stream_id, data=body))
         await self.send(EndBody(stream_id=self.stream_id))

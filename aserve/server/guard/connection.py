@@ -1,0 +1,201 @@
+"""One connection: hypercorn's ``TCPServer`` in which no fault leaves, nothing waits for ever, and the end is the end.
+
+Tasks: the reader (this one), the outbox's writer, a timer, the HTTP/2 sender, and one per app. Only the reader tells
+the protocol that the connection is gone: hypercorn does it in the task of whichever app's write failed, and loses the
+other apps' disconnects when that task is cancelled. Created by ``server``, once per accepted socket.
+"""
+
+from __future__ import annotations
+
+import logging
+from math import inf
+from typing import Any
+
+import trio
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.h11 import H2ProtocolAssumedError
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from aserve.server.guard.config import GuardConfig
+from aserve.server.guard.http1 import GuardedHTTP1
+from aserve.server.guard.http2 import GuardedHTTP2
+from aserve.server.guard.outbox import Outbox, PlainStream, TlsStream
+from aserve.server.guard.timer import Timer
+
+logger = logging.getLogger(__name__)
+
+_GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class _Protocol(ProtocolWrapper):
+    """Hypercorn's switch between the two protocols, with the guarded ones in it."""
+
+    protocol: GuardedHTTP1 | GuardedHTTP2
+
+    def __init__(self, connection: GuardedConnection, apps: trio.Nursery, *args: Any) -> None:
+        super().__init__(*args)
+        self._connection = connection
+        self._apps = apps
+        self._args = (*args[:-2], args[-2])
+        http2 = args[-1] == "h2"
+        self.protocol = self._http2() if http2 else GuardedHTTP1(*args[:-1], apps=apps, drain=connection.outbox.drain)
+
+    def _http2(self) -> GuardedHTTP2:
+        connection = self._connection
+        return GuardedHTTP2(
+            *self._args, apps=self._apps, drain=connection.outbox.drain, call_at=connection.timer.call_at
+        )
+
+    async def handle(self, event: Event) -> None:
+        try:
+            await self.protocol.handle(event)
+        except H2ProtocolAssumedError as error:
+            self.protocol = self._http2()
+            await self.protocol.initiate()
+            await self.protocol.handle(RawData(data=error.data))
+
+
+class GuardedConnection(TCPServer):
+    """See the module."""
+
+    config: GuardConfig
+    protocol: _Protocol
+    stream: PlainStream | TlsStream  # type: ignore[assignment]
+
+    def __init__(self, app: Any, config: GuardConfig, stream: PlainStream | TlsStream) -> None:
+        # a context of its own, so that `terminated` means: this connection takes no more requests
+        super().__init__(app, config, WorkerContext(None), ConnectionState({}), stream)  # type: ignore[arg-type]
+        self.outbox = Outbox(stream, config.stall_timeout, self._gone)
+        self.timer = Timer(self._on_timer)
+        self._reading = trio.CancelScope()
+        self._lost = False  # nothing can be written any more
+        self._left = False  # the peer has sent its end of file
+        self._idle = True
+        self._in_headers = True
+        self._close_at = inf
+
+    async def run(self) -> None:
+        """Serve the peer until either side leaves. Raises nothing but trio.Cancelled."""
+        try:
+            alpn = await self._handshake()
+            if alpn is not None:
+                await self._serve(alpn)
+        except* _GONE as group:
+            logger.debug("a connection was lost: %r", group.exceptions[0])
+        except* Exception as group:  # a fault of ours or of hypercorn's, but of one connection only
+            logger.warning("a connection was closed after an unexpected %r", _first(group))
+            logger.debug("its traceback", exc_info=group)
+
+    async def _handshake(self) -> str | None:
+        if isinstance(self.stream, trio.SocketStream):
+            return "http/1.1"
+        with trio.move_on_after(self.config.ssl_handshake_timeout):
+            await self.stream.do_handshake()
+            return self.stream.selected_alpn_protocol() or "http/1.1"
+        return None
+
+    async def _serve(self, alpn: str) -> None:
+        plain = isinstance(self.stream, trio.SocketStream)
+        sock = (self.stream if isinstance(self.stream, trio.SocketStream) else self.stream.transport_stream).socket
+        peer = parse_socket_addr(sock.family, sock.getpeername())
+        own = parse_socket_addr(sock.family, sock.getsockname())
+        background = TaskGroup()
+        async with trio.open_nursery() as nursery:
+            background._nursery = nursery
+            nursery.start_soon(self.outbox.run)
+            nursery.start_soon(self.timer.run)
+            async with trio.open_nursery() as apps:
+                self.protocol = _Protocol(
+                    self, apps, self.app, self.config, self.context, background, self.state, not plain, peer, own,
+                    self.protocol_send, alpn,
+                )
+                self._arm(self.config.header_timeout)
+                await self.protocol.initiate()
+                await self._read_data()
+            await self._end(sock)
+            nursery.cancel_scope.cancel()
+
+    async def protocol_send(self, event: Event) -> None:
+        """Take what the protocol says to the peer or about itself. Contains no checkpoint, so it cannot be cancelled."""
+        if isinstance(event, RawData):
+            self.outbox.write(event.data)
+        elif isinstance(event, Closed):
+            self.close()
+        elif isinstance(event, Updated):
+            self._idle = event.idle
+            if event.idle:
+                self._in_headers = False
+                self._arm(self.config.keep_alive_timeout)
+            else:
+                self._close_at = inf
+
+    def close(self) -> None:
+        """Stop reading; what was written still goes out."""
+        self._reading.cancel()
+
+    def _gone(self) -> None:
+        self._lost = True
+        self.close()
+
+    async def begin_drain(self) -> None:
+        """Take no further request; close when the running ones are answered."""
+        await self.context.terminated.set()
+        if hasattr(self, "protocol"):
+            await self.protocol.protocol.begin_drain()
+        else:  # still in the handshake
+            self.close()
+
+    async def _read_data(self) -> None:
+        with self._reading:
+            while not self._left:
+                await self.protocol.protocol.ready_to_read()
+                try:
+                    data = await self.stream.receive_some(MAX_RECV)
+                except _GONE:
+                    self._lost = True
+                    break
+                if self._idle and not self._in_headers:
+                    self._in_headers = True
+                    self._arm(self.config.header_timeout)
+                self._left = not data
+                await self.protocol.handle(RawData(data=bytes(data)))
+        if self._lost:
+            self.outbox.fail()
+        if self._lost or not self._left:
+            await self.protocol.handle(Closed())
+
+    def _arm(self, seconds: float) -> None:
+        self._close_at = trio.current_time() + seconds
+        self.timer.call_at(self._close_at)
+
+    async def _on_timer(self) -> None:
+        now = trio.current_time()
+        if self._close_at <= now:
+            await self.protocol.protocol.expire()
+            self.close()
+        else:
+            self.timer.call_at(self._close_at)
+            await self.protocol.protocol.check(now, self.config.stall_timeout)
+
+    async def _end(self, sock: trio.socket.SocketType) -> None:
+        """Send what is left, say that it was all, and read on for a while where the peer may not have noticed."""
+        await self.outbox.drain()
+        if self._lost:
+            return
+        sock.shutdown(trio.socket.SHUT_WR)
+        if self.protocol.protocol.linger and not self._left:
+            with trio.move_on_after(self.config.linger_timeout):
+                while await sock.recv(MAX_RECV):
+                    pass
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
