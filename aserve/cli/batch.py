@@ -1,0 +1,108 @@
+"""A batch of JSON lines through an engine: many at once, written in the order in which they came.
+
+Reads no further than a window ahead of what is written, so a file of any length takes little memory. A line's mistake
+ends that line; the engine's death ends the batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import anyio
+import anyio.to_thread
+
+from aserve.core.errors import AserveError, EngineDeadError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from aserve.engine.engine import Engine
+
+WINDOW_STEPS = 4
+"""Lines read ahead, in full steps: enough to keep the batch full while one long answer holds the output back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How a batch went."""
+
+    num_lines: int
+    num_failed: int
+
+
+class Batch:
+    """One run over a file of JSON lines.
+
+    Args:
+        out: Gets one JSON object per input line.
+        defaults: Sampling options of lines that do not set them.
+        progress: Called after every line.
+    """
+
+    def __init__(self, engine: Engine, out: TextIO, defaults: Mapping[str, Any], progress: Callable[[], None]) -> None:
+        self._engine = engine
+        self._out = out
+        self._defaults = defaults
+        self._progress = progress
+        self._room = anyio.Semaphore(WINDOW_STEPS * engine.capacity.max_num_seqs)
+        self._done: dict[int, dict[str, Any]] = {}
+        self._num_written = 0
+        self._num_failed = 0
+
+    async def run(self, lines: TextIO) -> Counts:
+        """Answer all lines; blank ones are skipped. Raises EngineDeadError."""
+        index = 0
+        async with anyio.create_task_group() as tasks:
+            while line := await anyio.to_thread.run_sync(lines.readline, abandon_on_cancel=True):
+                if line.strip():
+                    await self._room.acquire()
+                    tasks.start_soon(self._answer, index, line)
+                    index += 1
+        return Counts(index, self._num_failed)
+
+    async def _answer(self, index: int, line: str) -> None:
+        result: dict[str, Any] = {"index": index}
+        try:
+            fields = _parse(line)
+            if "id" in fields:
+                result["id"] = fields.pop("id")
+            result |= await self._generate({**self._defaults, **fields})
+        except EngineDeadError:
+            raise
+        except AserveError as error:
+            self._num_failed += 1
+            result["error"] = {
+                "message": error.message, "type": error.type, "code": error.code, "param": error.param
+            }  # fmt: skip
+        self._done[index] = result
+        self._write()
+
+    async def _generate(self, fields: dict[str, Any]) -> dict[str, Any]:
+        messages, prompt = fields.pop("messages", None), fields.pop("prompt", None)
+        if (messages is None) == (prompt is None):
+            raise InvalidRequestError("a line needs either prompt or messages")
+        stream = self._engine.complete(prompt, **fields) if messages is None else self._engine.chat(messages, **fields)
+        async with stream:
+            text = "".join([delta.text async for delta in stream])
+            usage = {"prompt_tokens": stream.num_prompt_tokens, "completion_tokens": stream.num_completion_tokens}
+        return {"text": text, "finish_reason": stream.finish_reason, "usage": usage}
+
+    def _write(self) -> None:
+        """Write what is complete, in order; nothing awaits here, so two answers cannot interleave."""
+        while (result := self._done.pop(self._num_written, None)) is not None:
+            self._out.write(json.dumps(result, ensure_ascii=False) + "\n")
+            self._num_written += 1
+            self._room.release()
+            self._progress()
+        self._out.flush()
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequestError(f"the line is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequestError("the line is not a JSON object")
+    return cast("dict[str, Any]", fields)

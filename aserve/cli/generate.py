@@ -1,0 +1,103 @@
+"""``aserve generate``: a batch without a server, JSON lines in, JSON lines out in the same order.
+
+The command opens files and the engine; the batch itself is ``batch``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+
+from cyclopts import Parameter
+
+from aserve.cli.batch import Batch, Counts
+from aserve.cli.launch import line_counter
+from aserve.cli.settings import ENGINE, ConfigFile, ShowConfig, engine_config, with_settings
+from aserve.cli.sources import Sources
+from aserve.core.errors import AserveError, ConfigError
+
+if TYPE_CHECKING:
+    from aserve.core.config import EngineConfig
+
+UNLIMITED = 2**31
+"""The batch limits itself, so the engine's own queue need not: a full queue would only fail lines."""
+
+
+def command(sources: Sources) -> Callable[..., int]:
+    """The command, with one flag per setting of the engine."""
+
+    @with_settings(*ENGINE, without=("max_queue", "debug_load_delay_s"))
+    def generate(
+        *,
+        input: Annotated[str, Parameter(alias="-i", group="Batch")] = "-",
+        output: Annotated[str, Parameter(alias="-o", group="Batch")] = "-",
+        max_tokens: Annotated[int | None, Parameter(group="Sampling")] = None,
+        temperature: Annotated[float | None, Parameter(group="Sampling")] = None,
+        top_p: Annotated[float | None, Parameter(group="Sampling")] = None,
+        seed: Annotated[int | None, Parameter(group="Sampling")] = None,
+        config: ConfigFile = None,
+        show_config: ShowConfig = False,
+        **values: Any,
+    ) -> int:
+        """Answer a batch of prompts: one JSON object per line in, one per line out, in the same order.
+
+        A line is {"prompt": "..."} or {"messages": [...]}, with sampling fields beside it, and an "id" that is given
+        back. A line that fails has "error" instead of "text"; the others go on, and the exit code is 1.
+
+        Parameters
+        ----------
+        input
+            File of JSON lines; - is stdin.
+        output
+            File to write to; - is stdout.
+        max_tokens
+            Longest answer in tokens, where a line has none; default: what the context leaves.
+        temperature
+            0 takes the most likely token; where a line has none.
+        top_p
+            Sample from the most likely tokens with this much probability together; where a line has none.
+        seed
+            Makes the answers repeatable; where a line has none.
+        """
+        settings = engine_config({**values, "max_queue": UNLIMITED})
+        if show_config:
+            print(sources.show(settings))
+            return 0
+        defaults = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+        given = {name: value for name, value in defaults.items() if value is not None}
+        with ExitStack() as files:
+            lines = files.enter_context(_open(input, "r", sys.stdin))
+            out = files.enter_context(_open(output, "w", sys.stdout))
+            counts = _run(settings, lines, out, given)
+        if counts.num_failed:
+            raise AserveError(f"{counts.num_failed} of {counts.num_lines} lines failed: see their error field")
+        return 0
+
+    return generate
+
+
+def _open(path: str, mode: Literal["r", "w"], standard: TextIO) -> AbstractContextManager[TextIO]:
+    if path == "-":
+        return nullcontext(standard)
+    try:
+        return Path(path).open(mode, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot open {path}: {error.strerror}") from error
+
+
+def _run(settings: EngineConfig, lines: TextIO, out: TextIO, defaults: dict[str, Any]) -> Counts:
+    import anyio
+
+    from aserve.cli.launch import engine_opener
+
+    opener = engine_opener()
+
+    async def run() -> Counts:
+        async with opener(settings) as engine:
+            with line_counter() as progress:
+                return await Batch(engine, out, defaults, progress).run(lines)
+
+    return anyio.run(run, backend="trio")

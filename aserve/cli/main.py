@@ -1,0 +1,97 @@
+"""The command line: which commands exist, and how a failure is shown.
+
+Owns nothing else: every command is a module of this package. Must stay quick to import: no torch, no transformers, no
+HTTP server before a command runs. Exit codes: 0, 1 for a failure, 2 for wrong usage or settings, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from typing import cast
+
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+
+from aserve.cli import chat, check_env, generate, pull, serve
+from aserve.cli.sources import Sources
+from aserve.core.errors import AserveError, ConfigError
+
+DESCRIPTION = """Serve language models.
+
+Every flag can also be set by an environment variable (--max-queue by ASERVE_MAX_QUEUE) or in a TOML or YAML file named
+by --config (max_queue = 8). The command line wins over the environment, the environment over the file.
+"""
+
+
+def build_app(sources: Sources | None = None) -> App:
+    """The command line as a cyclopts application. ``sources`` records where settings come from."""
+    sources = sources or Sources()
+    app = App(
+        name="aserve",
+        help=DESCRIPTION,
+        version=version("aserve"),
+        config=sources,
+        default_parameter=Parameter(negative_iterable=()),
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+    )
+    app.command(serve.command(sources), name="serve")
+    app.command(chat.command(sources), name="chat")
+    app.command(generate.command(sources), name="generate")
+    app.command(pull.pull)
+    app.command(check_env.check_env, name="check-env")
+    app.command(_version, name="version")
+    return app
+
+
+def _version() -> None:
+    """Print the version."""
+    print(version("aserve"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code. A failure is one line on stderr."""
+    sources = Sources()
+    try:
+        result = build_app(sources)(list(sys.argv[1:] if arguments is None else arguments))
+    except CycloptsError as error:
+        return _fail(_usage_message(error), 2)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        sys.stderr.close()
+        return 1
+    except AserveError as error:
+        return _fail(sources.explain(error.message), 2 if isinstance(error, ConfigError) else 1)
+    except BaseExceptionGroup as group:
+        causes = list(_leaves(group))
+        if all(isinstance(cause, KeyboardInterrupt) for cause in causes):
+            return 130
+        if all(isinstance(cause, AserveError) for cause in causes):
+            return _fail(str(causes[0]), 2 if isinstance(causes[0], ConfigError) else 1)
+        raise
+    return result if isinstance(result, int) else 0
+
+
+def _usage_message(error: CycloptsError) -> str:
+    if isinstance(error, MissingArgumentError) and error.argument is not None and error.command_chain:
+        name, words = error.argument.field_info.name, " ".join(error.command_chain)
+        return f"{words} needs a {name.upper()}; see: aserve {words} --help"
+    error.verbose = False  # cyclopts would add the signature of the Python function
+    return str(error)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"aserve: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(cast("BaseExceptionGroup[BaseException]", error))
+        else:
+            yield error

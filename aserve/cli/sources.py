@@ -1,0 +1,91 @@
+"""Where a setting's value comes from: command line, then environment, then the file of ``--config``, then default.
+
+``Sources`` fills in what the command line left out and remembers the source of every value. cyclopts calls it with
+the parsed command line before anything is converted, so all sources share one conversion and one kind of error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from cyclopts import App, Argument, ArgumentCollection, Token
+
+from aserve.cli import env
+from aserve.cli.config_file import read_config_file
+from aserve.cli.settings import all_settings, settings_of
+from aserve.core.config import EngineConfig, ServerConfig
+
+COMMAND_LINE = "command line"
+SECRETS = frozenset({"api_key"})
+
+
+@dataclass(slots=True)
+class Sources:
+    """One per run of the command line. ``origins`` has the source of each value that is not a default."""
+
+    origins: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        by_name = {argument.field_info.name: argument for argument in arguments}
+        if "config" not in by_name:
+            return  # a command without settings
+        self.origins.update({name: COMMAND_LINE for name, argument in by_name.items() if argument.tokens})
+        self._fill_from_environment(by_name)
+        if by_name["config"].tokens:
+            self._fill_from_file(by_name, by_name["config"].tokens[0].value)
+
+    def _fill_from_environment(self, by_name: Mapping[str, Argument]) -> None:
+        variables = env.settings()
+        for name, argument in by_name.items():
+            variable = env.variable_of(name)
+            if variable in variables and not argument.tokens:
+                value = variables[variable]
+                # a blank list stays one blank item: an empty ASERVE_API_KEY is refused, not read as no key at all
+                items = value.split() or [value] if _is_list(argument) else [value]
+                self._fill(argument, variable, items)
+        unknown = sorted(variables.keys() - {env.variable_of(setting.name) for setting in all_settings()})
+        unknown = [variable for variable in unknown if variable != env.variable_of("config")]
+        if unknown:
+            print(f"aserve: warning: there is no setting for {', '.join(unknown)}", file=sys.stderr)
+
+    def _fill_from_file(self, by_name: Mapping[str, Argument], path: str) -> None:
+        for name, items in read_config_file(path, [setting.name for setting in all_settings()]).items():
+            if name in by_name and not by_name[name].tokens:  # a key of another command is no error
+                self._fill(by_name[name], path, items)
+
+    def _fill(self, argument: Argument, source: str, items: Sequence[str]) -> None:
+        for index, item in enumerate(items):
+            argument.append(Token(keyword=argument.name, value=item, source=source, index=index))
+        self.origins[argument.field_info.name] = source
+
+    def explain(self, message: str) -> str:
+        """``message``, with the source of the flags that it names and that the command line did not set."""
+        words = {word.strip(",.:;") for word in message.split()}
+        for name, origin in self.origins.items():
+            if origin != COMMAND_LINE and "--" + name.replace("_", "-") in words:
+                message += f" (set by {origin})"
+        return message
+
+    def show(self, engine: EngineConfig, server: ServerConfig | None = None) -> str:
+        """Every setting with its value and source, as a table; secrets are masked."""
+        rows: list[tuple[str, str, str]] = []
+        for config in (engine.model, engine.cache, engine.scheduler, server):
+            for setting in () if config is None else settings_of(type(config)):
+                value = getattr(config, setting.name)
+                text = "(set)" if setting.name in SECRETS and value else _plain(value)
+                rows.append((setting.name, text, self.origins.get(setting.name, "default")))
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows)
+
+
+def _is_list(argument: Argument) -> bool:
+    return argument.token_count()[1]  # whether it takes any number of tokens
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, cast("tuple[Any, ...]", value))) or "-"
+    return "-" if value is None else str(value)
