@@ -121,6 +121,8 @@ class Tokenizer:
         except TypeError as error:  # the text has no UTF-8 form
             raise InvalidRequestError(f"{param} holds half of a surrogate pair, which is no character",
                                       param=param) from error
+        except Exception as error:  # the crate raises bare ones, for example without a token for unknown text
+            raise InvalidRequestError(f"{param} cannot be tokenized: {error}", param=param) from error
         if self._may_exceed and ids and max(ids) >= self.vocab_size:
             token = self._rust.id_to_token(max(ids))
             raise InvalidRequestError(f"{param} holds the token {token!r}, which the model does not have", param=param)
