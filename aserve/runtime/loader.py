@@ -41,7 +41,6 @@ Progress = Callable[[int, int], None]
 """Told after each tensor how many bytes of how many were read; the last call has both equal."""
 
 _STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_DTYPES = {"float32": torch.float32, "float64": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class _Entry(NamedTuple):
@@ -56,14 +55,14 @@ class _Entry(NamedTuple):
 def load_model(
     folder: Path,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype,
     device: torch.device,
     kernels: KernelSet,
     progress: Progress | None = None,
     max_model_len: int | None = None,
     group: TPGroup | None = None,
 ) -> Model:
-    """Return the model of a Hugging Face folder, its weights on ``device`` in ``dtype`` (None: ``pick_dtype``).
+    """Return the model of a Hugging Face folder, its weights on ``device``, converted to ``dtype``.
 
     ``max_model_len`` is the longest sequence that will be computed, if shorter than the model's context. Raises
     ModelLoadError.
@@ -73,12 +72,11 @@ def load_model(
     factory = model_class(spec.architecture)
     entries = _read_headers(folder)
     spec, entries = _settle_tied_head(spec, entries)
-    spec = _settle_dtype(spec, entries)
     ctx = LayerContext(
         kernels=kernels,
         group=group or SoloGroup(),
         quant=scheme,
-        dtype=pick_dtype(spec, device) if dtype is None else dtype,
+        dtype=dtype,
         device=device,
     )
     model = factory(spec, ctx, min(spec.max_positions, max_model_len or spec.max_positions))
@@ -88,24 +86,16 @@ def load_model(
     return model
 
 
-def pick_dtype(spec: ModelSpec, device: torch.device) -> torch.dtype:
-    """Return the checkpoint's dtype, or bfloat16 or another near it where the device computes that much faster.
+def read_spec(folder: Path) -> ModelSpec:
+    """Return the spec of a model folder; a dtype that the config does not name is that of the stored weights.
 
-    Raises ModelLoadError for a dtype aserve cannot use.
+    Raises ModelLoadError.
     """
-    name = spec.dtype or "bfloat16"
-    if name not in _DTYPES:
-        raise ModelLoadError(f"config.json: dtype {name!r} is not supported; known: {', '.join(_DTYPES)}")
-    dtype = _DTYPES[name]
-    if dtype == torch.float32:
-        return dtype
-    if device.type == "cpu":
-        # float16 has no fast path (50 against 14 ms for the linears of a 135M model at 8 tokens), and bfloat16 only on
-        # CPUs with at least AVX512.
-        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.float16
-    return dtype
+    spec = ModelSpec.from_folder(folder)
+    if spec.dtype is not None:
+        return spec
+    dtypes = Counter(entry.dtype for entry in _read_headers(folder).values())
+    return replace(spec, dtype=_STORED_DTYPES.get(max(dtypes, key=dtypes.__getitem__, default="")))
 
 
 def _read_headers(folder: Path) -> dict[str, _Entry]:
@@ -182,14 +172,6 @@ def _settle_tied_head(spec: ModelSpec, entries: dict[str, _Entry]) -> tuple[Mode
         _log.warning("config.json ties lm_head to the embedding, but the checkpoint stores a different one: using it")
         return replace(spec, tie_word_embeddings=False), entries
     return spec, {name: entry for name, entry in entries.items() if name != head}
-
-
-def _settle_dtype(spec: ModelSpec, entries: Mapping[str, _Entry]) -> ModelSpec:
-    """Take the dtype of the stored weights when the config does not name one."""
-    embedding = entries.get("model.embed_tokens.weight")
-    if spec.dtype is not None or embedding is None:
-        return spec
-    return replace(spec, dtype=_STORED_DTYPES.get(embedding.dtype))
 
 
 def _equal(a: _Entry, b: _Entry) -> bool:
