@@ -130,7 +130,7 @@ def test_text_that_the_tokenizer_cannot_encode_is_refused(folder: Folder) -> Non
     stored["model"] |= {"unk_token": "<none>", "vocab": {"a": 0}, "merges": []}
     (path / "tokenizer.json").write_text(json.dumps(stored))
     tokenizer = Tokenizer.load(path)
-    with pytest.raises(InvalidRequestError, match="prompt cannot be tokenized: .*<none>"):
+    with pytest.raises(InvalidRequestError, match=r"prompt cannot be tokenized: .*<none>"):
         tokenizer.encode("b")
 
 
