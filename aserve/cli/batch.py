@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 import anyio
 import anyio.to_thread
 
-from aserve.core.errors import AserveError, EngineDeadError, InvalidRequestError
+from aserve.cli.batch_line import parse_line, take_line
+from aserve.core.errors import AserveError, EngineDeadError
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
@@ -64,7 +65,7 @@ class Batch:
     async def _answer(self, index: int, line: str) -> None:
         result: dict[str, Any] = {"index": index}
         try:
-            fields = _parse(line)
+            fields = parse_line(line)
             if "id" in fields:
                 result["id"] = fields.pop("id")
             result |= await self._generate({**self._defaults, **fields})
@@ -79,14 +80,19 @@ class Batch:
         self._write()
 
     async def _generate(self, fields: dict[str, Any]) -> dict[str, Any]:
-        messages, prompt = fields.pop("messages", None), fields.pop("prompt", None)
-        if (messages is None) == (prompt is None):
-            raise InvalidRequestError("a line needs either prompt or messages")
-        stream = self._engine.complete(prompt, **fields) if messages is None else self._engine.chat(messages, **fields)
+        messages, prompt, options = take_line(fields)
+        stream = self._engine.chat(messages, **options) if messages else self._engine.complete(prompt, **options)
         async with stream:
-            text = "".join([delta.text async for delta in stream])
-            usage = {"prompt_tokens": stream.num_prompt_tokens, "completion_tokens": stream.num_completion_tokens}
-        return {"text": text, "finish_reason": stream.finish_reason, "usage": usage}
+            (completion,) = await stream.collect()
+            generation = stream.generation
+        return {
+            "text": completion.text,
+            "finish_reason": completion.finish_reason,
+            "usage": {
+                "prompt_tokens": generation.num_prompt_tokens,
+                "completion_tokens": generation.num_completion_tokens,
+            },
+        }
 
     def _write(self) -> None:
         """Write what is complete, in order; nothing awaits here, so two answers cannot interleave."""
@@ -96,13 +102,3 @@ class Batch:
             self._room.release()
             self._progress()
         self._out.flush()
-
-
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise InvalidRequestError(f"the line is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise InvalidRequestError("the line is not a JSON object")
-    return cast("dict[str, Any]", fields)

@@ -6,6 +6,7 @@ own. Ctrl-C while an answer streams leaves that answer's scope, which is what ca
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from aserve.cli.sources import Sources
 from aserve.core.errors import AserveError, EngineDeadError
 
 if TYPE_CHECKING:
-    from anyio.abc import BlockingPortal
+    from anyio.from_thread import BlockingPortal
 
     from aserve.engine.engine import Engine
 
@@ -91,8 +92,7 @@ class Conversation:
         """Ask and answer until the end of the input. Raises EngineDeadError."""
         interactive = sys.stdin.isatty()
         if interactive:
-            import readline  # noqa: F401  (importing it gives input() line editing and history)
-
+            importlib.import_module("readline")  # gives input() line editing and history
             print(HELP, file=sys.stderr)
         self._start()
         while (question := self._read(">>> " if interactive else "")) is not None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 from cyclopts import Parameter
 
-from aserve.cli.batch import Batch, Counts
 from aserve.cli.launch import line_counter
 from aserve.cli.settings import ENGINE, ConfigFile, ShowConfig, engine_config, with_settings
 from aserve.cli.sources import Sources
 from aserve.core.errors import AserveError, ConfigError
 
 if TYPE_CHECKING:
+    from aserve.cli.batch import Counts
     from aserve.core.config import EngineConfig
 
 UNLIMITED = 2**31
@@ -91,6 +91,7 @@ def _open(path: str, mode: Literal["r", "w"], standard: TextIO) -> AbstractConte
 def _run(settings: EngineConfig, lines: TextIO, out: TextIO, defaults: dict[str, Any]) -> Counts:
     import anyio
 
+    from aserve.cli.batch import Batch
     from aserve.cli.launch import engine_opener
 
     opener = engine_opener()

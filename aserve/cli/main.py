@@ -78,8 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _usage_message(error: CycloptsError) -> str:
     if isinstance(error, MissingArgumentError) and error.argument is not None and error.command_chain:
-        name, words = error.argument.field_info.name, " ".join(error.command_chain)
-        return f"{words} needs a {name.upper()}; see: aserve {words} --help"
+        argument, command = error.argument, " ".join(error.command_chain)
+        if not argument.field_info.required:
+            return f"{argument.name} needs a value"
+        return f"{command} needs a {argument.field_info.name.upper()}; see: aserve {command} --help"
     error.verbose = False  # cyclopts would add the signature of the Python function
     return str(error)
 
