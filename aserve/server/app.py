@@ -1,23 +1,170 @@
-"""The ASGI application."""
+"""The ASGI application: a literal table of routes, and the rules that hold for all of them.
+
+Plain ASGI at anyio level, so it runs on trio and asyncio, under hypercorn, uvicorn or mounted in another program.
+Starlette and FastAPI do not run the lifespan of a mounted application: enter ``App.lifespan()`` in the host's own.
+The generation routes are answered here, the small ones by a Quart front. Used by ``serve`` and by embedding programs.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aserve.core.config import EngineConfig, ServerConfig
+from aserve.core.errors import AserveError, ConfigError, MethodNotAllowedError, NotFoundError
+from aserve.server.admin import Admin
+from aserve.server.asgi import Receive, RequestHead, Scope, Send
+from aserve.server.auth import ApiKeys
+from aserve.server.chat_schema import read_chat_request
+from aserve.server.completion_schema import read_completion_request
+from aserve.server.cors import Cors
 from aserve.server.engine_slot import EngineSlot
+from aserve.server.prepare import prepare_chat, prepare_completion
+from aserve.server.record import RequestRecord
+from aserve.server.reply import Reply, answer, error_reply
+from aserve.server.request_counts import OTHER_ROUTE, RequestCounts
+from aserve.server.small_routes import MODEL_PREFIX, SMALL_ROUTES, SmallRoutes
+from aserve.server.streaming import GenerationRoute
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
 
+logger = logging.getLogger(__name__)
+
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+"""Answered without a key: what asks for them is often a load balancer that has none."""
+
+Route = Callable[[RequestHead, Receive, Send], Awaitable[None]]
+
 
 class App:
-    """The server as an ASGI 3 callable."""
+    """The server as an ASGI 3 callable.
+
+    Attributes:
+        slot: where the engine is, or will be.
+    """
 
     def __init__(self, slot: EngineSlot, server: ServerConfig, config: EngineConfig | None = None) -> None:
-        self._slot = slot
-        self._server = server
+        self.slot = slot
         self._config = config
+        self._counts = RequestCounts()
+        self._keys = ApiKeys(server.api_key)
+        self._cors = Cors(server.cors_origin)
+        self._small = SmallRoutes(Admin(slot, server, self._counts))
+        chat = GenerationRoute("/v1/chat/completions", slot, server, self._counts,
+                               read=read_chat_request, prepare=prepare_chat)
+        completions = GenerationRoute("/v1/completions", slot, server, self._counts,
+                                      read=read_completion_request, prepare=prepare_completion)
+        self._generating: dict[str, Route] = {"/v1/chat/completions": chat, "/v1/completions": completions}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._run_lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000, "reason": ""})
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Open the engine of ``create_app(config)`` and fill the slot; without a configuration, nothing to do.
+
+        Raises what opening the engine raises.
+        """
+        if self._config is None:
+            yield
+            return
+        from aserve.assembly import open_engine
+
+        async with open_engine(self._config) as engine:
+            self.slot.fill(engine)
+            try:
+                yield
+            finally:
+                self.slot.clear()
+
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        started = False
+        try:
+            async with self.lifespan():
+                started = True
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+        except AserveError as error:
+            if started:
+                raise
+            logger.error("the engine cannot be started: %s", error.message)
+            await send({"type": "lifespan.startup.failed", "message": error.message})
+            return
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        head = RequestHead.from_scope(scope)
+        head = replace(head, reply_headers=[*head.reply_headers, *self._cors.reply_headers(head)])
+        route = self._route_of(head.path)
+        try:
+            if head.method == "OPTIONS":
+                await self._options(head, route, receive, send)
+                return
+            if head.path not in OPEN_ROUTES:
+                self._keys.check(head)
+            self._check_method(head, route)
+        except AserveError as error:
+            await self._refuse(head, route, error, receive, send)
+            return
+        try:
+            if head.path in self._generating:
+                await self._generating[head.path](head, receive, send)
+            else:
+                record = RequestRecord(head, route, self._counts, level=logging.DEBUG)
+                await self._small(head, scope, receive, send,
+                                  lambda status: record.close(status, "ok" if status < 400 else "refused"))
+        except OSError:
+            logger.debug("a client left before it had its answer")
+
+    def _route_of(self, path: str) -> str:
+        """The route's name, from a fixed set; ``other`` for paths that are not served."""
+        if path in self._generating or path in SMALL_ROUTES:
+            return path
+        return "/v1/models/{id}" if path.startswith(MODEL_PREFIX) and path != MODEL_PREFIX else OTHER_ROUTE
+
+    def _allowed(self, route: str) -> tuple[str, ...]:
+        return ("POST", "OPTIONS") if route in self._generating else ("GET", "HEAD", "OPTIONS")
+
+    def _check_method(self, head: RequestHead, route: str) -> None:
+        if route == OTHER_ROUTE:
+            if head.method == "TRACE":
+                raise MethodNotAllowedError("the method TRACE is not allowed")
+            raise NotFoundError("there is no such route; paths are case-sensitive and end without a slash")
+        if head.method not in self._allowed(route):
+            raise MethodNotAllowedError(f"this route takes {' and '.join(self._allowed(route)[:-1])} requests only")
+
+    async def _refuse(self, head: RequestHead, route: str, error: AserveError, receive: Receive, send: Send) -> None:
+        reply = error_reply(error)
+        if isinstance(error, MethodNotAllowedError):
+            reply = replace(reply, headers=[*reply.headers, (b"allow", ", ".join(self._allowed(route)).encode())])
+        RequestRecord(head, route, self._counts).close_with(error)
+        await answer(head, reply, receive, send, body_complete=not _has_body(head))
+
+    async def _options(self, head: RequestHead, route: str, receive: Receive, send: Send) -> None:
+        if route == OTHER_ROUTE and head.path != "*":
+            raise NotFoundError("there is no such route")
+        methods = ", ".join(self._allowed(route)) if route != OTHER_ROUTE else "GET, HEAD, POST, OPTIONS"
+        headers = [(b"allow", methods.encode()), *self._cors.preflight_headers(head, methods)]
+        RequestRecord(head, route, self._counts, level=logging.DEBUG).close(204, "ok")
+        await answer(head, Reply(204, b"", headers), receive, send, body_complete=not _has_body(head))
+
+
+def _has_body(head: RequestHead) -> bool:
+    """Whether the client may still be sending a body."""
+    if head.header(b"content-length") not in (None, b"0") or head.header(b"transfer-encoding") is not None:
+        return True
+    return not head.is_http1 and head.method in ("POST", "PUT", "PATCH")
 
 
 def build_app(slot: EngineSlot, server: ServerConfig) -> App:
@@ -27,5 +174,16 @@ def build_app(slot: EngineSlot, server: ServerConfig) -> App:
 
 def create_app(config: EngineConfig | None = None, *, engine: Engine | None = None,
                server: ServerConfig | None = None) -> App:
-    """Make an application for embedding; give it either a configuration or a running engine."""
+    """Make an application for embedding.
+
+    Args:
+        config: the application's lifespan opens an engine by it and closes it at the end; or
+        engine: a running engine, which stays the caller's.
+        server: its keys, limits and timeouts count; host, port and TLS are the hosting server's.
+
+    Raises:
+        ConfigError: both or neither of ``config`` and ``engine`` were given.
+    """
+    if (config is None) == (engine is None):
+        raise ConfigError("create_app takes either a configuration or a running engine")
     return App(EngineSlot(engine), server or ServerConfig(), config)

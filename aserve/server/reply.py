@@ -33,7 +33,9 @@ class Reply:
 
     def start(self, head: RequestHead, *, close: bool = False) -> dict[str, object]:
         """The ASGI message that begins this answer. ``close`` announces the end of an HTTP/1.1 connection."""
-        headers = [*self.headers, *head.reply_headers, (b"content-length", str(len(self.body)).encode())]
+        headers = [*self.headers, *head.reply_headers]
+        if self.status != 204:
+            headers.append((b"content-length", str(len(self.body)).encode()))
         if close and head.is_http1:
             headers.append((b"connection", b"close"))
         return {"type": "http.response.start", "status": self.status, "headers": headers}

@@ -1,0 +1,85 @@
+"""One answer on its way out: every ``send`` of a request passes here, one at a time.
+
+Keeps what the request's timer needs (since when a send is stuck, when the last one ended) and lets the timer write
+keep-alive comments between the sender's chunks. Knows no cancellation: the request scope shields the callers.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from aserve.core.errors import GenerationClosedError
+from aserve.server.asgi import RawHeaders, RequestHead, Send
+from aserve.server.reply import Reply
+from aserve.server.sse import KEEP_ALIVE
+
+PIECE_BYTES = 64 * 1024
+
+_STREAM_HEADERS: RawHeaders = [
+    (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Outgoing:
+    """The sending side of one request.
+
+    Attributes:
+        started: whether status and headers are out, so that an error can no longer be a status.
+        finished: whether the last part has been handed over.
+        stream: whether events are being streamed.
+        sending_since_s: when the send in progress began; None while none is.
+        last_s: when the last send ended.
+    """
+
+    def __init__(self, head: RequestHead, send: Send) -> None:
+        self._head = head
+        self._send = send
+        self._pinged: anyio.Event | None = None
+        self.started = False
+        self.finished = False
+        self.stream = False
+        self.sending_since_s: float | None = None
+        self.last_s = anyio.current_time()
+
+    async def reply(self, reply: Reply) -> None:
+        """Send a whole answer, in pieces: a send that makes progress must not look stuck."""
+        self.started = True
+        await self._one(reply.start(self._head))
+        for start in range(0, max(len(reply.body), 1), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            await self.write(reply.body[start:end], last=end >= len(reply.body))
+
+    async def start_stream(self) -> None:
+        """Send status and headers of an event stream at once; the empty part makes servers flush them."""
+        self.started = self.stream = True
+        headers = [*_STREAM_HEADERS, *self._head.reply_headers]
+        await self._one({"type": "http.response.start", "status": 200, "headers": headers})
+        await self.write(b"")
+
+    async def write(self, body: bytes, *, last: bool = False) -> None:
+        """Send a part of the body. Raises GenerationClosedError if the server says that the client is gone."""
+        if self._pinged is not None:
+            await self._pinged.wait()
+        self.finished = last
+        await self._one({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def ping(self) -> None:
+        """Send a comment, unless a send is in progress. Called by the timer's task."""
+        if self.sending_since_s is not None or self.finished:
+            return
+        self._pinged = anyio.Event()
+        try:
+            await self._one({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        finally:
+            self._pinged.set()
+            self._pinged = None
+
+    async def _one(self, message: dict[str, object]) -> None:
+        self.sending_since_s = anyio.current_time()
+        try:
+            await self._send(message)
+        except OSError:
+            raise GenerationClosedError("the client left") from None
+        self.last_s = anyio.current_time()
+        self.sending_since_s = None

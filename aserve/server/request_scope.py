@@ -1,0 +1,144 @@
+"""The scope of one request: a nursery of a watcher, timers and the sender, and one way to end it.
+
+The pattern: whatever ends a request early (the client leaves, a deadline, a stuck client, shutdown) *closes* it:
+its generations' mailboxes are closed with a reason and the sender, which waits for them, wakes and leaves. Nothing
+is ever thrown into ``send``: servers lose track of their connections when that happens. The sender runs in one
+shield, whose deadline is set once the peer is gone, so that a stuck send cannot hold the task.
+Used by the generation routes only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import anyio
+import anyio.abc
+
+from aserve.core.errors import AserveError, DeadlineExceededError, GenerationClosedError
+from aserve.server.asgi import Receive, RequestHead, Send
+from aserve.server.outgoing import Outgoing
+
+GRACE_S = 1.0
+
+
+class Closable(Protocol):
+    """What can be ended with a reason: a generation."""
+
+    def close(self, error: AserveError) -> None: ...
+
+
+class RequestScope:
+    """One request's nursery.
+
+    Args:
+        deadline_s: when the request must be complete, by ``anyio.current_time()``; infinite for never.
+        stall_s: a send stuck for this long counts as a client that is gone.
+        keepalive_s: comments are sent this often while a stream is silent; 0 for none.
+
+    Attributes:
+        error: why the request was closed; None while it was not.
+        gone: whether nobody reads the answer any more.
+    """
+
+    def __init__(self, head: RequestHead, receive: Receive, send: Send, *, deadline_s: float, stall_s: float,
+                 keepalive_s: float) -> None:
+        self._receive = receive
+        self._deadline_s = deadline_s
+        self._stall_s = stall_s
+        self._keepalive_s = keepalive_s
+        self._closables: list[Closable] = []
+        self._shield = anyio.CancelScope(shield=True)
+        self._ping_scope = anyio.CancelScope(shield=True)
+        self._interruptible: anyio.CancelScope | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self.out = Outgoing(head, send)
+        self.error: AserveError | None = None
+        self.gone = False
+
+    async def run(self, work: Callable[[RequestScope], Awaitable[None]]) -> None:
+        """Run ``work`` as the sender. ``work`` must not raise."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._watch)
+            tasks.start_soon(self._keep_time)
+            with self._shield:
+                await work(self)
+            self._ping_scope.cancel()
+            tasks.cancel_scope.cancel()
+
+    def close(self, error: AserveError, *, gone: bool = False) -> None:
+        """End the request with a reason; the first one counts. Synchronous, idempotent, from any of its tasks."""
+        if self.error is None:
+            self.error = error
+            for closable in self._closables:
+                closable.close(error)
+            if self._interruptible is not None:
+                self._interruptible.cancel()
+        if gone and not self.gone:
+            self.gone = True
+            self._shield.deadline = self._ping_scope.deadline = anyio.current_time() + GRACE_S
+
+    def attach(self, closable: Closable) -> None:
+        """Close this, too, when the request is closed. Raises the reason if it has been already."""
+        self.check()
+        self._closables.append(closable)
+
+    def check(self) -> None:
+        """Raise the reason if the request has been closed."""
+        if self.error is not None:
+            raise self.error
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A stretch without sends that closing may interrupt. Raises the reason then, or if already closed."""
+        self.check()
+        try:
+            with anyio.CancelScope() as self._interruptible:
+                yield
+        finally:
+            self._interruptible = None
+        self.check()
+
+    async def start_stream(self) -> None:
+        """Send the headers of an event stream and keep it alive from then on."""
+        await self.out.start_stream()
+        if self._keepalive_s:
+            self.start_soon(self._keep_alive)
+
+    def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Start a helper of the sender in the nursery; it is cancelled when the sender is done."""
+        assert self._tasks is not None
+        self._tasks.start_soon(task)
+
+    async def _watch(self) -> None:
+        """Learn that the client left; also runs into its end when the nursery is cancelled from outside."""
+        try:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            self.close(GenerationClosedError("the client left before the answer was complete"), gone=True)
+
+    async def _keep_time(self) -> None:
+        """Close the request at its deadline, or when a send has been stuck for too long."""
+        while not self.gone:
+            now_s = anyio.current_time()
+            if now_s >= self._deadline_s:
+                self._deadline_s = math.inf
+                self.close(DeadlineExceededError("the time limit of this request has passed"))
+            since_s = self.out.sending_since_s
+            left_s = self._stall_s / 4 if since_s is None else since_s + self._stall_s - now_s
+            if left_s <= 0:
+                self.close(GenerationClosedError("the client does not read its answer"), gone=True)
+            await anyio.sleep(min(max(left_s, 0.0), self._deadline_s - now_s))
+
+    async def _keep_alive(self) -> None:
+        """Fill the silence of a stream with comments. A task of its own, since its send can be stuck, too."""
+        with self._ping_scope:
+            while not self.gone and not self.out.finished:
+                left_s = self.out.last_s + self._keepalive_s - anyio.current_time()
+                if left_s <= 0:
+                    await self.out.ping()
+                await anyio.sleep(max(left_s, 0.01))
