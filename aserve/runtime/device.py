@@ -32,8 +32,8 @@ def choose_device(config: ModelConfig) -> torch.device:
 def choose_dtype(config: ModelConfig, checkpoint_dtype: str | None, device: torch.device) -> torch.dtype:
     """Return the dtype of weights, activations and KV.
 
-    Auto is the checkpoint's (bfloat16 if it names none of the three supported), with two exceptions: half precision
-    that the device has no instructions for is replaced. On a CPU without bfloat16 instructions that is float32, on one
+    Auto is the checkpoint's (float32 for float64, bfloat16 for anything unknown), except that half precision which the
+    device has no instructions for is replaced. On a CPU without bfloat16 instructions that is float32, on one
     with them float16 becomes bfloat16 (float16 was 3 to 15 times slower at batch sizes above 1 on a Zen 5); on a GPU
     older than Ampere bfloat16 becomes float16.
     """
@@ -41,9 +41,9 @@ def choose_dtype(config: ModelConfig, checkpoint_dtype: str | None, device: torc
         if config.dtype == "float16" and device.type == "cpu":
             _log.warning("float16 is slow on most CPUs; bfloat16 or float32 may be faster")
         return _DTYPES[config.dtype]
+    if checkpoint_dtype in ("float32", "float64"):
+        return torch.float32
     dtype = _DTYPES.get(checkpoint_dtype or "", torch.bfloat16)
-    if dtype == torch.float32:
-        return dtype
     if device.type == "cpu":
         return torch.bfloat16 if has_cpu_bfloat16() else torch.float32
     if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):

@@ -23,7 +23,7 @@ from aserve.models.model import Model
 from aserve.runtime import kv_cache
 from aserve.runtime.device import choose_device, choose_dtype, choose_kernels
 from aserve.runtime.host_memory import available_bytes
-from aserve.runtime.loader import load_model
+from aserve.runtime.loader import load_model, read_spec
 from aserve.runtime.model_runner import LaunchedStep, ModelRunner
 from aserve.runtime.profiling import measure_gpu
 
@@ -105,11 +105,23 @@ def build_executor(
     """
     device = choose_device(config.model)
     kernels = choose_kernels(config.model, device)
-    spec = ModelSpec.from_folder(folder)
+    spec = read_spec(folder)
     dtype = choose_dtype(config.model, spec.dtype, device)
     limits = Limits.of(config, spec, device)
     with torch.inference_mode():
-        model = load_model(folder, dtype=dtype, device=device, kernels=kernels, progress=progress)
+        try:
+            model = load_model(
+                folder,
+                dtype=dtype,
+                device=device,
+                kernels=kernels,
+                progress=progress,
+                max_model_len=limits.max_model_len,
+            )
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the model's weights do not fit {device}; use a smaller model, or --device cpu"
+            ) from error
         num_blocks = _count_blocks(config, model, limits)
         capacity = Capacity(
             num_blocks=num_blocks,
@@ -120,7 +132,7 @@ def build_executor(
             max_in_flight=limits.max_in_flight,
         )
         caches = kv_cache.allocate(
-            model.spec, num_blocks=num_blocks, block_size=capacity.block_size, dtype=dtype, device=device
+            model.spec, num_blocks=num_blocks, block_size=capacity.block_size, dtype=model.ctx.dtype, device=device
         )
         runner = ModelRunner(model, caches, capacity)
     _log_summary(model, capacity)
@@ -156,7 +168,7 @@ def _log_summary(model: Model, capacity: Capacity) -> None:
     spec, ctx = model.spec, model.ctx
     size = capacity.num_blocks * kv_cache.block_bytes(spec, ctx.dtype, capacity.block_size)
     _log.info(
-        "loaded %s: %.0f M parameters, %s on %s, %s kernels; KV cache %d tokens (%.2f GiB), "
+        "loaded %s: %.1f M parameters, %s on %s, %s kernels; KV cache %d tokens (%.2f GiB), "
         "%d sequences and %d tokens per step, context %d",
         spec.architecture, _num_parameters(spec) / 1e6, str(ctx.dtype).removeprefix("torch."), ctx.device,
         ctx.kernels.name, capacity.num_kv_tokens, size / 2**30, capacity.max_num_seqs, capacity.max_batch_tokens,
@@ -170,7 +182,7 @@ def _log_summary(model: Model, capacity: Capacity) -> None:
 
 
 def _num_parameters(spec: ModelSpec) -> int:
-    """Weights of the model as its sizes give them, whatever form quantisation keeps them in."""
+    """Weights as the sizes give them, biases aside, whatever form quantisation keeps them in."""
     attention = 2 * spec.hidden_size * (spec.num_heads + spec.num_kv_heads) * spec.head_dim
     mlp = 3 * spec.hidden_size * spec.intermediate_size
     norms = 2 * spec.hidden_size
