@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -45,6 +47,15 @@ class CommandQueue:
         return commands
 
 
+def _native_call_soon() -> Callable[[Callable[[], object]], object]:
+    """The running loop's own way to be called from another thread."""
+    token: Any = current_token().native_token
+    if hasattr(token, "run_sync_soon"):
+        return token.run_sync_soon
+    # asyncio would run the callback in the calling thread's context, in which anyio knows no event loop
+    return partial(token.call_soon_threadsafe, context=copy_context())
+
+
 class EventRouter:
     """Thread to loop: carries messages over and puts each token event into the mailbox that is registered for it.
 
@@ -53,10 +64,7 @@ class EventRouter:
     """
 
     def __init__(self, recorder: StatsRecorder, on_life_sign: Callable[[LifeSign], None]) -> None:
-        token: Any = current_token().native_token
-        self._call_soon: Callable[[Callable[[], object]], object] = (
-            token.run_sync_soon if hasattr(token, "run_sync_soon") else token.call_soon_threadsafe
-        )
+        self._call_soon = _native_call_soon()
         self._recorder = recorder
         self._on_life_sign = on_life_sign
         self._messages: deque[Message] = deque()

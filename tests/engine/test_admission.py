@@ -1,0 +1,160 @@
+"""Who may enter: the queue's bound, also in a burst between two steps, and the capacity formula."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from aserve.core.errors import ContextLengthError, QueueFullError
+from aserve.engine.admission import fit, num_too_many
+from aserve.engine.sequences import choice_seed, expand
+from aserve.scheduler import SchedulerStats
+
+
+async def enter(engine, **fields):
+    generation = engine.generate(**fields)
+    await generation.__aenter__()
+    return generation
+
+
+async def fill(engine, limit=1000, **fields):
+    """Enter requests until one is refused; returns those that were let in, and the refusal."""
+    entered = []
+    for _ in range(limit):
+        try:
+            entered.append(await enter(engine, **fields))
+        except QueueFullError as error:
+            return entered, error
+    raise AssertionError("nobody was refused")
+
+
+@pytest.mark.anyio
+class TestQueueBound:
+    async def test_a_burst_on_an_idle_engine(self, manual):
+        engine = manual(max_queue=3)
+        entered, error = await fill(engine)
+        assert len(entered) == 4 + 3
+        assert error.status == 429
+        assert error.retry_after_s >= 1
+        await engine.step()
+        stats = engine.scheduler.stats()
+        assert (stats.num_running, stats.num_waiting) == (4, 3)
+        for generation in entered:
+            generation.leave()
+        await engine.assert_nothing_left()
+        assert engine.recorder.num_rejected == 1
+
+    async def test_a_burst_between_two_steps_of_a_busy_engine(self, manual):
+        engine = manual(max_queue=3)
+        for _ in range(4):
+            await enter(engine, max_tokens=50)
+        await engine.step(2)
+        entered, _ = await fill(engine)
+        assert len(entered) == 3
+        await engine.step()
+        assert engine.scheduler.stats().num_waiting == 3
+        with pytest.raises(QueueFullError):
+            await enter(engine)
+
+    async def test_choices_count_each(self, manual):
+        engine = manual(max_queue=3)
+        await enter(engine, n=4)
+        await enter(engine, n=2)
+        with pytest.raises(QueueFullError):
+            await enter(engine, n=2)
+        await enter(engine, n=1)
+
+    async def test_no_queue_at_all_still_lets_the_batch_fill(self, manual):
+        engine = manual(max_queue=0)
+        entered, _ = await fill(engine, max_tokens=3)
+        assert len(entered) == 4
+        await engine.step(4)
+        assert len((await fill(engine))[0]) == 4
+
+    async def test_places_that_the_cache_cannot_fill_do_not_count(self, manual):
+        """The cache holds two prompts of 30 tokens, whatever the number of slots."""
+        engine = manual(max_queue=2, num_blocks=20, max_model_len=64)
+        entered, _ = await fill(engine, prompt=b"a" * 30)
+        assert len(entered) == 2 + 2
+
+    async def test_an_idle_engine_refuses_nobody(self, manual):
+        engine = manual(max_queue=0, num_blocks=20, max_model_len=64)
+        await enter(engine, prompt=b"a" * 30, n=4)
+
+    async def test_leaving_makes_room_at_once(self, manual):
+        engine = manual(max_queue=1)
+        entered, _ = await fill(engine)
+        entered[-1].leave()
+        await enter(engine)
+        with pytest.raises(QueueFullError):
+            await enter(engine)
+
+    async def test_requests_that_come_and_go_within_one_step_are_bounded_too(self, manual):
+        engine = manual(max_queue=5)
+        num_entered = 0
+        with pytest.raises(QueueFullError):
+            for _ in range(10_000):
+                (await enter(engine)).leave()
+                num_entered += 1
+        assert 0 < num_entered <= 20
+        await engine.step()
+        await enter(engine)
+
+    async def test_the_time_to_retry_follows_the_rate_of_completions(self, manual):
+        engine = manual()
+        recorder = engine.recorder
+        assert recorder.retry_after_s(10, 0.0) == 1
+        for n in range(20):
+            recorder.note_events(1, 0, 1, n * 2.0)
+        assert recorder.retry_after_s(5, 40.0) == 10
+        assert recorder.retry_after_s(1000, 40.0) == 60
+        assert recorder.retry_after_s(1, 20 * 0.001) >= 1
+
+
+def test_what_fits(capacity):
+    assert fit(capacity, 100, 10) == 10
+    assert fit(capacity, 100, 50) == 28
+    assert fit(capacity, 127, None) == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_model_len": 999, "num_blocks": 32}])
+@pytest.mark.parametrize("num_prompt_tokens", [128, 5000])
+def test_what_does_not_fit_is_told_with_both_numbers(capacity, changes, num_prompt_tokens):
+    with pytest.raises(ContextLengthError) as info:
+        fit(replace(capacity, **changes), num_prompt_tokens, 5, param="messages")
+    message = info.value.message
+    assert "128" in message
+    assert str(num_prompt_tokens) in message
+    assert "-" not in message
+    assert info.value.param == "messages"
+    assert ("cache" in message) == bool(changes)
+
+
+def test_waiting_sequences_take_the_free_places_first(capacity):
+    stats = SchedulerStats(1, 1, 4, 64, 0, 0, 0, 0)
+    free = replace_waiting(stats, 0)
+    asked = {"max_queue": 1, "num_unfinished": 2, "num_new": 1, "num_prompt_tokens": 3}
+    assert num_too_many(stats, capacity, **asked) == 1
+    assert num_too_many(free, capacity, **asked) < 0
+
+
+def replace_waiting(stats, num_waiting):
+    return stats._replace(num_waiting=num_waiting)
+
+
+def test_seeds_of_choices():
+    assert choice_seed(7, 0) == 7
+    seeds = [choice_seed(s, c) for s in (0, 1, 7, 8, 2**64 - 1) for c in range(20)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= s < 2**64 for s in seeds)
+    assert choice_seed(7, 1) == choice_seed(7, 1)
+
+
+@pytest.mark.anyio
+async def test_a_request_becomes_sequences_in_order(manual):
+    request = manual().request(n=3, priority=2, cache_salt=b"x")
+    sequences = expand(request, 10)
+    assert [s.request_id for s in sequences] == [f"{request.request_id}-{i}" for i in range(3)]
+    assert [s.arrival_index for s in sequences] == [10, 11, 12]
+    assert {(s.priority, s.cache_salt, s.prompt_token_ids) for s in sequences} == {(2, b"x", (97, 98, 99))}

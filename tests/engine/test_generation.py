@@ -1,0 +1,375 @@
+"""One request as a scope, against a step loop that the test turns by hand."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from aserve.core.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineDrainingError,
+    GenerationClosedError,
+    GenerationError,
+    InvalidRequestError,
+)
+from aserve.core.request import FinishReason
+from aserve.core.step import INVALID_TOKEN
+
+pytestmark = pytest.mark.anyio
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+async def read_all(generation):
+    """Texts and finish reasons by choice."""
+    texts, reasons = {}, {}
+    async for delta in generation:
+        assert delta.choice not in reasons, "a delta after the end"
+        texts[delta.choice] = texts.get(delta.choice, "") + delta.text
+        if delta.finish_reason:
+            reasons[delta.choice] = delta.finish_reason
+    return texts, reasons
+
+
+async def test_deltas_bring_all_that_is_ready(manual, make_script, deliver_all):
+    engine = manual(next_token=make_script(b"hello world", prompt=3))
+    async with engine.generate(max_tokens=8) as generation:
+        await engine.step()
+        [first] = await generation.next_deltas()
+        assert (first.text, first.token_ids, first.finish_reason) == ("h", (104,), None)
+        await engine.step(3)
+        [second] = await generation.next_deltas()
+        assert second.text == "ell"
+        await engine.step(10)
+        [third] = await generation.next_deltas()
+        assert (third.text, third.finish_reason) == ("o wo", LENGTH)
+        assert await generation.next_deltas() == []
+        assert await generation.next_deltas() == []
+        assert (generation.num_prompt_tokens, generation.num_completion_tokens) == (3, 8)
+        assert generation.finish_reasons == (LENGTH,)
+    await engine.assert_nothing_left()
+    assert engine.recorder.num_requests["length"] == 1
+
+
+async def test_the_end_token_counts_and_does_not_show(manual, make_script):
+    engine = manual(next_token=make_script(b"ok", prompt=3))
+    async with engine.generate(sampling={"num_logprobs": 2}) as generation:
+        await engine.step(4)
+        [delta] = await generation.next_deltas()
+        assert (delta.text, delta.token_ids, delta.finish_reason) == ("ok", (111, 107), STOP)
+        assert len(delta.logprobs) == 2
+        assert len(delta.logprobs[0].top) == 2
+        assert generation.num_completion_tokens == 3
+
+
+async def test_an_empty_answer_is_one_delta(manual, make_script):
+    engine = manual(next_token=make_script(b"", prompt=3))
+    async with engine.generate() as generation:
+        await engine.step(2)
+        [delta] = await generation.next_deltas()
+        assert delta == (0, "", (), (), STOP, 0)
+
+
+async def test_special_tokens_show_on_request(manual, make_script):
+    engine = manual(next_token=make_script([*b"a", 259, *b"b"], prompt=3))
+    for skip, text in ((True, "ab"), (False, "a<special>b")):
+        async with engine.generate(max_tokens=3, skip_special_tokens=skip) as generation:
+            await engine.step(3)
+            assert (await generation.next_deltas())[0].text == text
+
+
+async def test_a_cut_character_at_the_limit_is_replaced(manual, make_script):
+    engine = manual(next_token=make_script("aé".encode(), prompt=3))
+    async with engine.generate(max_tokens=2) as generation:
+        await engine.step(2)
+        [delta] = await generation.next_deltas()
+        assert (delta.text, delta.finish_reason) == ("a\ufffd", LENGTH)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("stop", "include", "text", "num_tokens"), [
+    (("world",), False, "hello ", 11),
+    (("o w",), False, "hell", 7),
+    (("o w",), True, "hello w", 7),
+    (("x", "llo"), False, "he", 5),
+    (("hello world!!",), False, "hello world!", 12),
+])
+async def test_stop_strings(manual, make_script, at_once, stop, include, text, num_tokens):
+    """The same text and count whether tokens are read one by one or all at once."""
+    engine = manual(next_token=make_script(b"hello world!", prompt=3))
+    async with engine.generate(max_tokens=30 if len(stop[0]) < 9 else 12, stop=stop, include_stop=include) as generation:
+        shown, reason = "", None
+        if at_once:
+            await engine.step(20)
+        while reason is None:
+            if not at_once:
+                await engine.step()
+            for delta in await generation.next_deltas():
+                shown, reason = shown + delta.text, delta.finish_reason
+        assert shown == text
+        assert generation.num_completion_tokens == num_tokens
+        assert reason == (STOP if len(stop[0]) < 9 else LENGTH)
+    await engine.assert_nothing_left()
+
+
+async def test_a_stop_string_ends_its_sequence_at_once_and_only_that(manual):
+    letters = {0: b"abcdefgh", 1: b"aXcdefgh"}
+    engine = manual(next_token=lambda tokens, seed: letters[0 if seed == 7 else 1][(len(tokens) - 3) % 8])
+    async with engine.generate(max_tokens=20, n=2, stop=("X",), sampling={"seed": 7}) as generation:
+        await engine.step(3)
+        deltas = await generation.next_deltas()
+        assert [(d.choice, d.text, d.finish_reason) for d in deltas] == [(0, "abc", None), (1, "a", STOP)]
+        assert engine.router.num_unfinished == 1
+        await engine.step()
+        assert engine.scheduler.stats().num_running == 1
+        await engine.step(20)
+        texts, reasons = await read_all(generation)
+        assert reasons == {0: LENGTH}
+    await engine.assert_nothing_left()
+
+
+async def test_choices_have_seeds_of_their_own_and_one_delta_each(manual):
+    seeds = set()
+
+    def model(tokens, seed):
+        seeds.add(seed)
+        return 97 + seed % 26
+
+    engine = manual(next_token=model)
+    async with engine.generate(max_tokens=5, n=4, sampling={"seed": 3}) as generation:
+        await engine.step(3)
+        deltas = await generation.next_deltas()
+        assert [d.choice for d in deltas] == [0, 1, 2, 3]
+        assert all(len(d.token_ids) == 3 for d in deltas)
+        await engine.step(3)
+        texts, reasons = await read_all(generation)
+        assert reasons == dict.fromkeys(range(4), LENGTH)
+        assert generation.num_completion_tokens == 20
+    assert len(seeds) == 4
+    assert 3 in seeds
+    await engine.assert_nothing_left()
+
+
+async def test_cached_tokens_are_those_of_the_first_choice(manual):
+    engine = manual()
+    prompt = bytes(range(97, 97 + 13))
+    for expected in (0, 12):
+        async with engine.generate(prompt, max_tokens=2, n=2) as generation:
+            await engine.step(3)
+            await read_all(generation)
+            assert generation.num_cached_tokens == expected
+    await engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+async def test_leaving_early_cancels(manual, turns):
+    engine = manual()
+    async with engine.generate(max_tokens=50, n=3) as generation:
+        await engine.step(turns)
+        if turns:
+            await generation.next_deltas()
+    assert engine.router.num_unfinished == 0
+    await engine.assert_nothing_left()
+    assert engine.recorder.num_requests["cancelled"] == 1
+    assert engine.recorder.num_cancelled_tokens == 3 * turns
+
+
+async def test_leaving_twice_or_before_entering_does_nothing(manual):
+    engine = manual()
+    generation = engine.generate()
+    generation.leave()
+    async with generation:
+        pass
+    generation.leave()
+    assert engine.commands.num_put == 2
+    assert sum(engine.recorder.num_requests.values()) == 1
+    with pytest.raises(GenerationClosedError):
+        await generation.next_deltas()
+    with pytest.raises(RuntimeError, match="once"):
+        await generation.__aenter__()
+
+
+async def test_reading_before_entering_is_a_mistake(manual):
+    with pytest.raises(RuntimeError, match="enter"):
+        await manual().generate().next_deltas()
+
+
+async def test_nothing_is_cancelled_after_the_end(manual):
+    engine = manual()
+    async with engine.generate(max_tokens=2) as generation:
+        await engine.step(2)  # finished, unread
+        assert generation.finish_reasons == (None,)
+    assert engine.commands.num_put == 1
+
+
+async def test_closing_wakes_the_reader_with_the_reason(manual, within):
+    engine = manual()
+
+    async def close_soon():
+        await anyio.wait_all_tasks_blocked()
+        generation.close(DeadlineExceededError("too late"))
+        generation.close(GenerationClosedError("second"))
+
+    with within():
+        async with anyio.create_task_group() as tg:
+            async with engine.generate(max_tokens=50) as generation:
+                tg.start_soon(close_soon)
+                with pytest.raises(DeadlineExceededError, match="too late"):
+                    await generation.next_deltas()
+                assert generation.error is not None
+                assert engine.router.num_unfinished == 1, "closing by itself cancels nothing"
+    await engine.assert_nothing_left()
+    assert engine.recorder.num_requests["cancelled"] == 1
+
+
+async def test_closing_after_the_last_delta_changes_nothing(manual):
+    engine = manual()
+    async with engine.generate(max_tokens=1) as generation:
+        await engine.step()
+        await generation.next_deltas()
+        generation.close(DeadlineExceededError("too late"))
+        assert await generation.next_deltas() == []
+    assert engine.recorder.num_requests["length"] == 1
+
+
+async def test_a_deadline_as_a_cancel_scope_leaves_everything_consistent(manual):
+    engine = manual()
+    async with engine.generate(max_tokens=4) as generation:
+        for _ in range(3):
+            with anyio.move_on_after(0.001) as scope:
+                await generation.next_deltas()
+            assert scope.cancelled_caught
+        await engine.step(4)
+        texts, reasons = await read_all(generation)
+        assert reasons == {0: LENGTH}
+        assert len(texts[0]) == 4
+    with anyio.move_on_after(0.001) as scope:
+        async with engine.generate(max_tokens=50) as generation:
+            await engine.step()
+            while True:
+                await generation.next_deltas()
+    assert scope.cancelled_caught
+    await engine.assert_nothing_left()
+
+
+async def test_a_cancelled_scope_submits_nothing(manual):
+    engine = manual()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        async with engine.generate():
+            pass
+    assert scope.cancelled_caught
+    assert engine.commands.num_put == 0
+    assert engine.router.num_unfinished == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_output_that_is_not_a_number_fails_the_request_and_no_other(manual, n):
+    def model(tokens, seed):
+        return INVALID_TOKEN if tokens[0] == 98 and len(tokens) == 5 and seed == 0 else 97
+
+    engine = manual(next_token=model)
+    async with engine.generate(b"abc", max_tokens=4) as good:
+        async with engine.generate(b"bbc", max_tokens=4, n=n) as bad:
+            await engine.step(4)
+            deltas = await bad.next_deltas()
+            assert (deltas[0].text, deltas[0].finish_reason) == ("aa", None)
+            with pytest.raises(GenerationError):
+                await bad.next_deltas()
+        assert (await read_all(good))[1] == {0: LENGTH}
+    await engine.assert_nothing_left()
+    assert engine.recorder.num_requests == {"stop": 0, "length": 1, "error": 1, "cancelled": 0}
+
+
+async def test_death_reaches_running_and_queued_requests_once(manual, within):
+    engine = manual(max_num_seqs=2)
+    generations = [engine.generate(max_tokens=50) for _ in range(6)]
+    errors = []
+
+    async def read(generation):
+        async with generation:
+            try:
+                while True:
+                    await generation.next_deltas()
+            except EngineDeadError as error:
+                errors.append(error)
+
+    with within():
+        async with anyio.create_task_group() as tg:
+            for generation in generations:
+                tg.start_soon(read, generation)
+            await anyio.wait_all_tasks_blocked()
+            await engine.step(2)
+            engine.fail(RuntimeError("CUDA error at 0xdead"))
+    assert len(errors) == 6
+    assert len(set(map(id, errors))) == 6
+    assert not any("CUDA" in e.message for e in errors)
+    assert engine.recorder.num_requests["error"] == 6
+    with pytest.raises(EngineDeadError):
+        await engine.generate().__aenter__()
+
+
+async def test_a_finished_answer_can_be_read_after_death(manual, deliver_all):
+    engine = manual()
+    async with engine.generate(max_tokens=2) as generation:
+        await engine.step(2)
+        engine.fail(RuntimeError())
+        await deliver_all()
+        assert (await read_all(generation))[1] == {0: LENGTH}
+
+
+async def test_draining_admits_nothing_and_finishes_what_runs(manual):
+    engine = manual()
+    async with engine.generate(max_tokens=2) as generation:
+        engine.lifecycle.retry_after_s = 7.0
+        with pytest.raises(EngineDrainingError) as info:
+            await engine.generate().__aenter__()
+        assert info.value.retry_after_s == 7.0
+        await engine.step(2)
+        assert (await read_all(generation))[1] == {0: LENGTH}
+
+
+@pytest.mark.parametrize(("fields", "error", "what"), [
+    ({"prompt": b""}, InvalidRequestError, "empty"),
+    ({"max_tokens": 0}, InvalidRequestError, "max_tokens"),
+    ({"n": 0}, InvalidRequestError, "n must"),
+    ({"n": 105}, InvalidRequestError, "n must"),
+    ({"prompt": b"a" * 128}, ContextLengthError, "128"),
+    ({"prompt": b"a" * 120, "max_tokens": 9}, ContextLengthError, "128"),
+    ({"sampling": {"logit_bias": ((260, 1.0),)}}, InvalidRequestError, "260"),
+    ({"sampling": {"logit_bias": ((-1, 1.0),)}}, InvalidRequestError, "-1"),
+])
+async def test_what_the_step_loop_could_not_take_is_refused(manual, fields, error, what):
+    engine = manual()
+    generation = engine.generate(**fields)
+    with pytest.raises(error, match=what):
+        await generation.__aenter__()
+    generation.leave()
+    assert engine.commands.num_put == 0
+    assert engine.router.num_unfinished == 0
+
+
+async def test_an_id_that_is_in_use_is_refused(manual):
+    engine = manual()
+    request = engine.request()
+    async with engine.generate(request):
+        with pytest.raises(InvalidRequestError, match="running already"):
+            await engine.generate(request).__aenter__()
+        assert engine.router.num_unfinished == 1
+
+
+async def test_latencies_are_counted(manual):
+    engine = manual()
+    async with engine.generate(max_tokens=3, n=2) as generation:
+        await engine.step()
+        await generation.next_deltas()
+        await engine.step(2)
+        await read_all(generation)
+    recorder = engine.recorder
+    assert recorder.time_to_first_token.snapshot().num_values == 1
+    assert recorder.queue.snapshot().num_values == 1
+    assert recorder.inter_token.snapshot().num_values == 2
+    assert recorder.end_to_end.snapshot().num_values == 1
+    assert recorder.num_prompt_tokens == 3
+    assert recorder.num_generated_tokens == 6
