@@ -1,4 +1,4 @@
-"""Every operation in plain torch, for any device: what the contract means, and what the other backends are tested on."""
+"""Every operation in plain torch, for any device: what the contract means, and what other backends are held against."""
 
 from __future__ import annotations
 
