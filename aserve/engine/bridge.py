@@ -7,6 +7,7 @@ takes 2 ms). Knows nothing of scheduling or text. Used by ``run_engine`` and the
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from aserve.core.request import RequestId
 from aserve.engine.mailbox import Mailbox
 from aserve.engine.messages import Command, Failed, LifeSign, Message, StepReport
 from aserve.engine.stats import StatsRecorder
+
+logger = logging.getLogger(__name__)
 
 ENGINE_DEAD = "the engine has failed and serves no more requests"
 
@@ -144,11 +147,15 @@ class EventRouter:
         while self._messages:
             message = self._messages.popleft()
             if isinstance(message, StepReport):
-                self._route(message)
-            else:
+                try:
+                    self._route(message)
+                except Exception as error:  # a fault of ours: without this every request would wait for ever
+                    logger.exception("tokens cannot be delivered; no request can be served any more")
+                    message = Failed(error)
+            if not isinstance(message, StepReport):
                 self._on_life_sign(message)
-                if isinstance(message, Failed):
-                    self.close_all(lambda: EngineDeadError(ENGINE_DEAD))
+            if isinstance(message, Failed):
+                self.close_all(lambda: EngineDeadError(ENGINE_DEAD))
 
     def _route(self, report: StepReport) -> None:
         now_s = anyio.current_time()

@@ -32,7 +32,7 @@ class Lifecycle:
                 self.capacity = capacity
                 self._started.set()
             case Failed(error):
-                self.failure = error
+                self.failure = self.failure or error
                 self._started.set()
                 self._dead.set()
             case Stopped():

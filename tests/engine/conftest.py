@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -43,7 +44,7 @@ class ByteTokenizer:
 
     vocab_size = 260
     stop_token_ids = (EOS,)
-    generation_defaults: dict[str, Any] = {"temperature": 0.5}
+    generation_defaults = MappingProxyType({"temperature": 0.5})
 
     def __init__(self):
         self.num_encoded = 0

@@ -159,3 +159,17 @@ def test_publishing_to_a_loop_that_is_gone_does_nothing(backend):
         routers[0].publish(report(event("a-0", 1)))
         routers[0].call_soon(lambda: None)
     assert not routers[0]._messages
+
+
+@pytest.mark.anyio
+async def test_a_fault_in_the_delivery_ends_the_requests_instead_of_hanging_them(deliver_all, caplog):
+    signs = []
+    router = EventRouter(StatsRecorder(), signs.append)
+    mailbox = Mailbox()
+    router.register("a-0", mailbox)
+    router.publish(report("no event"))
+    await deliver_all()
+    assert isinstance(signs[0], Failed)
+    with pytest.raises(EngineDeadError):
+        await mailbox.take()
+    assert [r.levelname for r in caplog.records] == ["ERROR"]

@@ -98,7 +98,8 @@ async def test_a_cut_character_at_the_limit_is_replaced(manual, make_script):
 async def test_stop_strings(manual, make_script, at_once, stop, include, text, num_tokens):
     """The same text and count whether tokens are read one by one or all at once."""
     engine = manual(next_token=make_script(b"hello world!", prompt=3))
-    async with engine.generate(max_tokens=30 if len(stop[0]) < 9 else 12, stop=stop, include_stop=include) as generation:
+    matches = len(stop[0]) < 9
+    async with engine.generate(max_tokens=30 if matches else 12, stop=stop, include_stop=include) as generation:
         shown, reason = "", None
         if at_once:
             await engine.step(20)
@@ -109,7 +110,7 @@ async def test_stop_strings(manual, make_script, at_once, stop, include, text, n
                 shown, reason = shown + delta.text, delta.finish_reason
         assert shown == text
         assert generation.num_completion_tokens == num_tokens
-        assert reason == (STOP if len(stop[0]) < 9 else LENGTH)
+        assert reason == (STOP if matches else LENGTH)
     await engine.assert_nothing_left()
 
 
@@ -124,7 +125,7 @@ async def test_a_stop_string_ends_its_sequence_at_once_and_only_that(manual):
         await engine.step()
         assert engine.scheduler.stats().num_running == 1
         await engine.step(20)
-        texts, reasons = await read_all(generation)
+        _, reasons = await read_all(generation)
         assert reasons == {0: LENGTH}
     await engine.assert_nothing_left()
 
@@ -143,7 +144,7 @@ async def test_choices_have_seeds_of_their_own_and_one_delta_each(manual):
         assert [d.choice for d in deltas] == [0, 1, 2, 3]
         assert all(len(d.token_ids) == 3 for d in deltas)
         await engine.step(3)
-        texts, reasons = await read_all(generation)
+        _, reasons = await read_all(generation)
         assert reasons == dict.fromkeys(range(4), LENGTH)
         assert generation.num_completion_tokens == 20
     assert len(seeds) == 4
@@ -212,13 +213,12 @@ async def test_closing_wakes_the_reader_with_the_reason(manual, within):
         generation.close(GenerationClosedError("second"))
 
     with within():
-        async with anyio.create_task_group() as tg:
-            async with engine.generate(max_tokens=50) as generation:
-                tg.start_soon(close_soon)
-                with pytest.raises(DeadlineExceededError, match="too late"):
-                    await generation.next_deltas()
-                assert generation.error is not None
-                assert engine.router.num_unfinished == 1, "closing by itself cancels nothing"
+        async with anyio.create_task_group() as tg, engine.generate(max_tokens=50) as generation:
+            tg.start_soon(close_soon)
+            with pytest.raises(DeadlineExceededError, match="too late"):
+                await generation.next_deltas()
+            assert generation.error is not None
+            assert engine.router.num_unfinished == 1, "closing by itself cancels nothing"
     await engine.assert_nothing_left()
     assert engine.recorder.num_requests["cancelled"] == 1
 
