@@ -7,6 +7,7 @@ method already.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import anyio.lowlevel
@@ -14,11 +15,13 @@ import quart_trio
 import trio
 from quart import Blueprint, Quart, Response
 
-from aserve.core.errors import AserveError
+from aserve.core.errors import AserveError, NotFoundError
 from aserve.server.admin import Admin
 from aserve.server.asgi import ASGIApp, Message, Receive, RequestHead, Scope, Send
-from aserve.server.reply import Reply, error_reply
+from aserve.server.reply import Reply, error_reply, internal_error
 from aserve.server.shield import ShieldSend
+
+logger = logging.getLogger(__name__)
 
 MODEL_PREFIX = "/v1/models/"
 SMALL_ROUTES = ("/v1/models", "/health", "/ready", "/metrics", "/version")
@@ -29,11 +32,23 @@ def _response(make: Callable[[], Reply]) -> Response:
         reply = make()
     except AserveError as error:
         reply = error_reply(error)
+    except Exception:
+        logger.exception("a small route failed")
+        reply = error_reply(internal_error())
+    return _as_response(reply)
+
+
+def _as_response(reply: Reply) -> Response:
     response = Response(reply.body, status=reply.status)
     response.timeout = None
     for name, value in reply.headers:
         response.headers[name.decode()] = value.decode()
     return response
+
+
+async def _no_such_route(_: Exception) -> Response:
+    """In the usual error shape, whatever the path was (a model's name may hold slashes)."""
+    return _as_response(error_reply(NotFoundError("there is no such route")))
 
 
 def blueprint(admin: Admin) -> Blueprint:
@@ -85,6 +100,7 @@ class SmallRoutes:
             app.url_map.merge_slashes = False
             app.config["RESPONSE_TIMEOUT"] = None
             app.register_blueprint(blueprint(self._admin))
+            app.register_error_handler(404, _no_such_route)
             self._fronts[on_trio] = ShieldSend(app)
         return self._fronts[on_trio]
 
