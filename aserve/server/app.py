@@ -8,7 +8,7 @@ The generation routes are answered here, the small ones by a Quart front. Used b
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -70,7 +70,7 @@ class App:
             await send({"type": "websocket.close", "code": 1000, "reason": ""})
 
     @asynccontextmanager
-    async def lifespan(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncGenerator[None]:
         """Open the engine of ``create_app(config)`` and fill the slot; without a configuration, nothing to do.
 
         Raises what opening the engine raises.

@@ -10,9 +10,9 @@ Used by the generation routes only.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
@@ -92,7 +92,7 @@ class RequestScope:
             raise self.error
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> Generator[None]:
         """A stretch without sends that closing may interrupt. Raises the reason then, or if already closed."""
         self.check()
         try:
@@ -108,7 +108,7 @@ class RequestScope:
         if self._keepalive_s:
             self.start_soon(self._keep_alive)
 
-    def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
+    def start_soon(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a helper of the sender in the nursery; it is cancelled when the sender is done."""
         assert self._tasks is not None
         self._tasks.start_soon(task)

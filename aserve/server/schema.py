@@ -6,7 +6,7 @@ values is the work of ``prepare``; nothing here is on the path of a token.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -23,9 +23,9 @@ def _read_stop(value: Any) -> list[str]:
     """A string, or an array of them. Null means none."""
     if value is None:
         return []
-    items: list[Any] = [value] if isinstance(value, str) else value
-    if not isinstance(items, list):
+    if not isinstance(value, str | list):
         raise RuleError("must be a string or an array of strings")
+    items: list[Any] = [value] if isinstance(value, str) else cast(list[Any], value)
     if len(items) > MAX_STOPS:
         raise RuleError(f"has {len(items)} entries, at most {MAX_STOPS} are allowed")
     for index, item in enumerate(items):
@@ -44,7 +44,7 @@ def _read_logit_bias(value: Any) -> list[tuple[int, float]]:
     if not isinstance(value, dict):
         raise RuleError("must be an object of token id to number")
     pairs: dict[int, float] = {}
-    for key, bias in value.items():  # pyright: ignore[reportUnknownVariableType]
+    for key, bias in cast(dict[Any, Any], value).items():
         if not isinstance(key, str) or not (key.isascii() and key.isdigit() and len(key) <= 9):
             raise RuleError("has a key that is not a token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float):

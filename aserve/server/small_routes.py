@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import cast
 
 import anyio.lowlevel
 import quart_trio
@@ -101,7 +102,7 @@ class SmallRoutes:
             app.config["RESPONSE_TIMEOUT"] = None
             app.register_blueprint(blueprint(self._admin))
             app.register_error_handler(404, _no_such_route)
-            self._fronts[on_trio] = ShieldSend(app)
+            self._fronts[on_trio] = ShieldSend(cast(ASGIApp, app))
         return self._fronts[on_trio]
 
 

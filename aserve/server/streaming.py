@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -150,7 +150,7 @@ class _Exchange:
         await scope.out.reply(reply)
 
     @asynccontextmanager
-    async def _admitted(self, scope: RequestScope, job: Job) -> AsyncIterator[DeltaSource]:
+    async def _admitted(self, scope: RequestScope, job: Job) -> AsyncGenerator[DeltaSource]:
         """The job's generations, all or none of them admitted. Leaving releases what they hold."""
         async with AsyncExitStack() as stack:
             generations: list[Generation] = []

@@ -24,8 +24,9 @@ def head(**headers):
                        headers=[(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()])
 
 
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "", "multipart/form-data; boundary=x",
-                                  "application/json; charset=latin1", "application/jsonx", None])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "",
+                                  "multipart/form-data; boundary=x", "application/json; charset=latin1",
+                                  "application/jsonx", None])
 async def test_wrong_content_type(serving, kind):
     async with serving() as client:
         answer = await client.request("POST", CHAT, GOOD, {} if kind is None else {"content-type": kind})
@@ -33,8 +34,9 @@ async def test_wrong_content_type(serving, kind):
         assert answer.error["code"] == "unsupported_media_type"
 
 
-@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=UTF-8", "application/json;charset=utf-8",
-                                  'application/json; charset="utf-8"', "application/json; x=y"])
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=UTF-8",
+                                  "application/json;charset=utf-8", 'application/json; charset="utf-8"',
+                                  "application/json; x=y"])
 async def test_good_content_type(serving, kind):
     async with serving() as client:
         assert (await client.request("POST", CHAT, GOOD, {"content-type": kind})).status == 200

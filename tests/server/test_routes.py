@@ -139,7 +139,8 @@ async def test_bad_key(idle_client, value):
         assert answer.error["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize("value", [f"Bearer {KEYS[0]}", f"bearer {KEYS[0]}", f"Bearer {KEYS[1]}", f"BEARER  {KEYS[0]} "])
+@pytest.mark.parametrize("value", [f"Bearer {KEYS[0]}", f"bearer {KEYS[0]}", f"Bearer {KEYS[1]}",
+                                   f"BEARER  {KEYS[0]} "])
 async def test_good_key(serving, value):
     async with serving(server={"api_key": KEYS}) as client:
         assert (await client.get("/v1/models", {"authorization": value})).status == 200

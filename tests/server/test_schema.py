@@ -112,7 +112,8 @@ def test_refused_in_chat(fields, param):
 
 
 @pytest.mark.parametrize(("fields", "param"), [
-    ({"prompt": None}, "prompt"), ({"prompt": 5}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt[0]"),
+    ({"prompt": None}, "prompt"), ({"prompt": 5}, "prompt"), ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt[0]"),
     ({"prompt": [True]}, "prompt[0]"), ({"prompt": [1, "a"]}, "prompt[1]"), ({"prompt": ["a", 1]}, "prompt[1]"),
     ({"prompt": [[1], ["x"]]}, "prompt[1][0]"), ({"prompt": {}}, "prompt"), ({"prompt": [1.5]}, "prompt[0]"),
     ({"logprobs": "2"}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"logprobs": 21}, "logprobs"),
