@@ -66,7 +66,8 @@ def _check_blocks(scheduler: Scheduler) -> None:
         size = scheduler.capacity.block_size
         for index, block_id in enumerate(sequence.block_table):
             full = (index + 1) * size <= sequence.num_computed
-            _require(full or pool.ref_count(block_id) == 1, "S3", f"block {block_id} is shared before it is computed")
+            private = pool.ref_count(block_id) == 1 and pool.prefix_hash(block_id) is None
+            _require(full or private, "S3", f"block {block_id} is published or shared before it is computed")
 
 
 def _check_states(scheduler: Scheduler) -> None:

@@ -1,0 +1,180 @@
+"""Drives a real scheduler over the fake executor, checking every invariant after every call."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from aserve.core.capacity import Capacity
+from aserve.core.request import FinishReason, Request, SamplingParams
+from aserve.core.step import StepPlan, TokenEvent
+from aserve.scheduler import Scheduler, check
+from aserve.scheduler.invariants import check_plan
+from aserve.scheduler.policy import Policy
+from aserve.testing import FakeExecutor, hash_letter
+
+
+def capacity(
+    num_blocks: int = 16,
+    block_size: int = 4,
+    *,
+    max_num_seqs: int = 4,
+    max_batch_tokens: int = 16,
+    max_in_flight: int = 1,
+    max_model_len: int = 10**6,
+) -> Capacity:
+    return Capacity(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_batch_tokens,
+        max_model_len=max_model_len,
+        max_in_flight=max_in_flight,
+    )
+
+
+def request(
+    name: str,
+    prompt: tuple[int, ...] | str,
+    max_tokens: int,
+    *,
+    arrival: int = 0,
+    priority: int = 0,
+    stop: tuple[int, ...] = (),
+    salt: bytes = b"",
+    min_tokens: int = 0,
+) -> Request:
+    ids = tuple(prompt.encode()) if isinstance(prompt, str) else prompt
+    return Request(
+        request_id=name,
+        prompt_token_ids=ids,
+        sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, min_tokens=min_tokens),
+        priority=priority,
+        arrival_index=arrival,
+        cache_salt=salt,
+    )
+
+
+def isolated(req: Request) -> tuple[list[int], FinishReason]:
+    """What the request generates when it runs alone on an endless cache."""
+    tokens = list(req.prompt_token_ids)
+    output: list[int] = []
+    while True:
+        token = hash_letter(tokens, 0)
+        tokens.append(token)
+        output.append(token)
+        if token in req.sampling.stop_token_ids and len(output) > req.sampling.min_tokens:
+            return output, FinishReason.STOP
+        if len(output) == req.sampling.max_tokens:
+            return output, FinishReason.LENGTH
+
+
+@dataclass
+class Driver:
+    """A scheduler with its executor, and everything that was asked and answered."""
+
+    capacity: Capacity
+    policy: Policy = "fcfs"
+    prefix_cache: bool = True
+    requests: dict[str, Request] = field(default_factory=dict)
+    events: dict[str, list[TokenEvent]] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+    plans: list[StepPlan] = field(default_factory=list)
+    in_flight: deque[StepPlan] = field(default_factory=deque)
+    tables: dict[int, list[int]] = field(default_factory=dict)
+    touched: deque[dict[int, str]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.capacity, policy=self.policy, prefix_cache=self.prefix_cache)
+        self.executor = FakeExecutor(self.capacity)
+
+    def add(self, req: Request) -> None:
+        self.requests[req.request_id] = req
+        self.events[req.request_id] = []
+        self.scheduler.add(req)
+        check(self.scheduler)
+
+    def cancel(self, name: str) -> None:
+        self.cancelled.add(name)
+        self.scheduler.cancel(name)
+        check(self.scheduler)
+        self._check_in_flight_blocks()
+
+    def plan(self) -> StepPlan | None:
+        """Plan and submit one step, if the scheduler has one."""
+        idle = not self.in_flight
+        plan = self.scheduler.plan()
+        check(self.scheduler)
+        if plan is None:
+            assert not (idle and self.live()), "S7: work, nothing in flight, and no plan"
+            return None
+        check_plan(self.scheduler, plan)
+        self._check_fences(plan)
+        self.plans.append(plan)
+        self.in_flight.append(plan)
+        self.executor.submit(plan)
+        return plan
+
+    def _check_fences(self, plan: StepPlan) -> None:
+        """S2: what a submitted step may read or write is neither free nor written for another sequence."""
+        size = self.capacity.block_size
+        touched: dict[int, str] = {}
+        for row in plan.sequences:
+            table = self.tables.setdefault(row.slot, [])
+            if row.new is not None:
+                table.clear()
+            table.extend(row.new_block_ids)
+            end = row.start + len(row.token_ids)
+            for block in table[row.start // size : -(-end // size)]:
+                for earlier in self.touched:
+                    assert earlier.get(block, row.request_id) == row.request_id, f"S2: block {block} written anew"
+            touched |= dict.fromkeys(table, row.request_id)
+        self.touched.append(touched)
+        self._check_in_flight_blocks()
+
+    def _check_in_flight_blocks(self) -> None:
+        for touched in self.touched:
+            for block in touched:
+                assert not self.scheduler.kv.pool.is_free(block), f"S2: block {block} of a step in flight is free"
+
+    def commit(self) -> tuple[TokenEvent, ...]:
+        self.in_flight.popleft()
+        self.touched.popleft()
+        events = self.scheduler.commit(self.executor.wait())
+        check(self.scheduler)
+        for event in events:
+            name = event.request_id
+            assert name not in self.cancelled, f"S10: an event of {name} after its cancel"
+            assert not self.finished(name), f"S10: an event of {name} after its last"
+            self.events[name].append(event)
+        return events
+
+    def step(self) -> bool:
+        """Plan as far as the depth allows, then commit one step; False when there is nothing to do."""
+        while self.plan() is not None:
+            pass
+        if not self.in_flight:
+            return False
+        self.commit()
+        return True
+
+    def finish(self, limit: int = 5000) -> None:
+        """Run to the end; every request not cancelled must come out as if it had run alone."""
+        for _ in range(limit):
+            if not self.step():
+                break
+        assert not self.scheduler.has_work, "S7: no end in sight"
+        for name, req in self.requests.items():
+            tokens = [e.token_id for e in self.events[name]]
+            expected, reason = isolated(req)
+            if name in self.cancelled:
+                assert tokens == expected[: len(tokens)], f"S9: {name} before its cancel"
+            else:
+                assert tokens == expected, f"S9: {name} differs from its isolated run"
+                assert self.events[name][-1].finish_reason == reason
+
+    def finished(self, name: str) -> bool:
+        return bool(self.events[name]) and self.events[name][-1].finish_reason is not None
+
+    def live(self) -> list[str]:
+        return [n for n in self.requests if n not in self.cancelled and not self.finished(n)]
