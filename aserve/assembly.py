@@ -1,0 +1,72 @@
+"""The composition root: a configuration becomes an engine. The only module that knows all layers.
+
+``open_engine`` is what the server, the command line and embedding programs open; everything below gets its parts as
+arguments. The half that needs torch is imported on the step thread, so that the event loop answers while it loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+from anyio.to_thread import run_sync
+
+from aserve.core.config import EngineConfig
+from aserve.core.step import StepExecutor
+from aserve.engine.engine import Engine, run_engine
+from aserve.hub import resolve
+from aserve.text.tokenizer import Tokenizer
+
+DEFAULT_CACHE = Path("~/.cache/aserve")
+
+Progress = Callable[[int, int], None]
+
+
+@asynccontextmanager
+async def open_engine(
+    config: EngineConfig,
+    *,
+    cache_dir: Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> AsyncGenerator[Engine]:
+    """Find and load the model, and yield the engine that serves it; works under trio and under asyncio.
+
+    Args:
+        cache_dir: where converted and downloaded models are kept; default ``~/.cache/aserve``.
+        offline: never ask a hub.
+        progress: told of (bytes loaded, bytes in all) while weights are read, from the step thread.
+
+    Raises:
+        ConfigError: settings contradict each other, the model or the machine.
+        ModelLoadError: the model is missing, damaged or of an unknown kind.
+    """
+    model = config.model
+    await anyio.sleep(model.debug_load_delay_s)
+    cache = (cache_dir or DEFAULT_CACHE).expanduser()
+    find = partial(resolve, model.model, revision=model.revision, cache_dir=cache, offline=offline)
+    folder = await run_sync(find, abandon_on_cancel=True)
+    load_tokenizer = partial(Tokenizer.load, folder, chat_template=model.chat_template)
+    tokenizer = await run_sync(load_tokenizer, abandon_on_cancel=True)
+    async with run_engine(
+        executor_factory=partial(_build_executor, config, folder, progress),
+        tokenizer=tokenizer,
+        config=config,
+        model_names=model.served_model_name or (_name_of(model.model),),
+    ) as engine:
+        yield engine
+
+
+def _build_executor(config: EngineConfig, folder: Path, progress: Progress | None) -> StepExecutor:
+    from aserve.runtime.executor import build_executor  # brings torch: 1.6 s on two cores
+
+    return build_executor(config, folder, progress=progress)
+
+
+def _name_of(model: str) -> str:
+    """A path is named by its last part; a built-in name or hub id is its own name."""
+    path = Path(model)
+    return path.stem if path.exists() else model
