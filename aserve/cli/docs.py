@@ -30,6 +30,7 @@ def cli_page() -> str:
     text = build_app().generate_docs(output_format="markdown")
     start, commands = text.index("## Table of Contents"), text.index("**Commands**")
     text = text[:start] + text[commands:]
+    text = re.sub(r"^(aserve [a-z-]+) -m [\w.]+", r"\1", text, flags=re.MULTILINE)  # how this process was started
     return f"{NOTE}\n\n{text.replace('# aserve', '# Command line', 1)}\n{_CLI_NOTES}"
 
 
