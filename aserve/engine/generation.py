@@ -24,6 +24,8 @@ from aserve.engine.stats import Outcome, StatsRecorder
 from aserve.text.detokenizer import Detokenizer
 from aserve.text.stop_strings import StopMatcher
 
+_ERROR = FinishReason.ERROR  # the look-up costs 0.2 us on CPython 3.11
+
 
 class MakesDetokenizers(Protocol):
     """The part of a tokenizer that a generation needs."""
@@ -47,6 +49,7 @@ class Generation:
         self._mailbox = Mailbox()
         self._choices: dict[RequestId, Choice] = {}
         self._num_open = request.n
+        self._is_single = request.n == 1
         self._ready: list[TextDelta] = []
         self._read_s: float | None = None  # when the newest event that was read had come
         self._state = "new"
@@ -166,18 +169,13 @@ class Generation:
 
     def _decode(self, events: list[TokenEvent]) -> list[TextDelta]:
         num_events = len(events)
-        if self.request.n == 1:
-            groups = {events[0].request_id: events}
-        else:
-            groups = dict[RequestId, list[TokenEvent]]()
-            for event in events:
-                groups.setdefault(event.request_id, []).append(event)
+        groups = {events[0].request_id: events} if num_events == 1 or self._is_single else _by_sequence(events)
         deltas: list[TextDelta] = []
         for request_id, group in groups.items():
             choice = self._choices[request_id]
             if choice.finish_reason is not None:
                 continue  # its stop string came first
-            if group[-1].finish_reason is FinishReason.ERROR:
+            if group[-1].finish_reason is _ERROR:
                 self.close(GenerationError("the model's output is not a number; the answer cannot be completed"))
                 group.pop()
             if not group:
@@ -194,10 +192,8 @@ class Generation:
     def _note_latency(self, num_tokens: int) -> None:
         """Once per batch: ``num_tokens`` new tokens per choice."""
         mailbox, recorder = self._mailbox, self._recorder
-        assert mailbox.submitted_s is not None
-        assert mailbox.first_s is not None
-        assert mailbox.last_s is not None
         if self._read_s is None:
+            assert mailbox.first_s is not None, "something has been read"
             recorder.time_to_first_token.observe(mailbox.first_s - mailbox.submitted_s)
             if mailbox.admitted_s is not None:
                 recorder.queue.observe(mailbox.admitted_s - mailbox.submitted_s)
@@ -213,8 +209,7 @@ class Generation:
         outcome: Outcome
         if all(reasons):
             outcome = "length" if FinishReason.LENGTH in reasons else "stop"
-            if mailbox.submitted_s is not None and mailbox.last_s is not None:
-                recorder.end_to_end.observe(mailbox.last_s - mailbox.submitted_s)
+            recorder.end_to_end.observe(mailbox.last_s - mailbox.submitted_s)
         elif isinstance(mailbox.error, GenerationError | EngineDeadError):
             outcome = "error"
         else:
@@ -222,3 +217,10 @@ class Generation:
         recorder.num_requests[outcome] += 1
         if num_cancelled:
             recorder.num_cancelled_tokens += sum(c.num_tokens for c in self._choices.values() if not c.finish_reason)
+
+
+def _by_sequence(events: list[TokenEvent]) -> dict[RequestId, list[TokenEvent]]:
+    groups: dict[RequestId, list[TokenEvent]] = {}
+    for event in events:
+        groups.setdefault(event.request_id, []).append(event)
+    return groups

@@ -7,6 +7,8 @@ Filled on the event loop by the router, read by ``Generation``. Bounded by const
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 
 from aserve.core.errors import AserveError
@@ -16,16 +18,17 @@ from aserve.core.step import TokenEvent
 class Mailbox:
     """Events of one request, and when they came (seconds of ``anyio.current_time()``)."""
 
-    __slots__ = ("_events", "_wakeup", "admitted_s", "error", "first_s", "last_s", "submitted_s")
+    __slots__ = ("_events", "_make_event", "_wakeup", "admitted_s", "error", "first_s", "last_s", "submitted_s")
 
     def __init__(self) -> None:
         self._events: list[TokenEvent] = []
         self._wakeup: anyio.Event | None = None
+        self._make_event: Callable[[], anyio.Event] | None = None
         self.error: AserveError | None = None
-        self.submitted_s: float | None = None
+        self.submitted_s = 0.0
         self.admitted_s: float | None = None
         self.first_s: float | None = None
-        self.last_s: float | None = None
+        self.last_s = 0.0
 
     def put(self, event: TokenEvent, now_s: float) -> None:
         """Append an event and wake the reader. Never waits, never raises."""
@@ -59,5 +62,13 @@ class Mailbox:
                 events, self._events = self._events, []
                 return events
             if self._wakeup is None:
-                self._wakeup = anyio.Event()
+                self._wakeup = self._new_event()
             await self._wakeup.wait()
+
+    def _new_event(self) -> anyio.Event:
+        """Remember the backend's own class: asking anyio for the backend each time costs more than the event."""
+        if self._make_event is not None:
+            return self._make_event()
+        event = anyio.Event()
+        self._make_event = type(event)
+        return event
