@@ -35,17 +35,20 @@ def paged_attention(
     out: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(scale * q k^T, causal and within the window) v."""
-    result = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     cache = _Cache(k_cache, v_cache, block_tables)
     bounds, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
+    reach = max_seq_len if window is None else window
+    result = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     decodes: list[_Decode] = []
     for s, length in enumerate(lengths):
         row, end = bounds[s], bounds[s + 1]
-        if end - row == 1:
-            decodes.append(_Decode(s, row, 0 if window is None else max(0, length - window), length))
+        if length == 0:
+            result[row:end] = 0
+        elif end - row == 1:
+            decodes.append(_Decode(s, row, max(0, length - reach), length))
         elif end > row:
-            _attend_chunk(q[row:end], cache, s, length, scale, window, out=result[row:end])
-    for group in _groups(decodes):
+            _attend_chunk(q[row:end], cache, s, length, scale, reach, out=result[row:end])
+    for group in _groups(decodes) if len(decodes) > 1 else (decodes,):
         _attend_group(q, cache, group, scale, out=result)
     return result
 
@@ -87,11 +90,10 @@ class _Cache:
 
 
 def _attend_chunk(
-    q: Tensor, cache: _Cache, sequence: int, length: int, scale: float, window: int | None, *, out: Tensor
+    q: Tensor, cache: _Cache, sequence: int, length: int, scale: float, reach: int, *, out: Tensor
 ) -> None:
-    """Write the outputs of a prefill chunk: queries [L, Hq, D] at the last L of ``length`` positions."""
+    """Write the outputs of a prefill chunk, queries [L, Hq, D] that see ``reach`` positions up to their own."""
     start = length - len(q)
-    reach = length if window is None else window
     if start == 0 and reach >= length:
         out.copy_(_attention(q, *cache.read(sequence, 0, length), scale, mask=None))
         return
@@ -140,24 +142,34 @@ def _groups(decodes: list[_Decode]) -> Iterator[list[_Decode]]:
 
 
 def _attend_group(q: Tensor, cache: _Cache, group: list[_Decode], scale: float, *, out: Tensor) -> None:
-    """Write the outputs of decode rows, padded to the longest."""
-    mask = None
+    """Write the outputs of decode rows."""
+    if not group:
+        return
     if len(group) == 1:
-        keys, values = (x.unsqueeze(0) for x in cache.read(group[0].sequence, group[0].start, group[0].end))
-    else:
-        keys, values, mask = _gather_group(cache, group, q.dtype)
+        [decode] = group
+        keys, values = (x.unsqueeze(0) for x in cache.read(decode.sequence, decode.start, decode.end))
+        rows = slice(decode.row, decode.row + 1)
+        _attend_rows(q[rows], keys, values, scale, None, out=out[rows])
+        return
+    keys, values, mask = _gather_group(cache, group, q.dtype)
     rows = [decode.row for decode in group]
-    whole = rows == list(range(len(q)))
-    index = None if whole else torch.tensor(rows)
-    selected = q if index is None else q.index_select(0, index)
-    # The query heads of a KV head are the query tokens of torch's attention: [n, Hkv, group, D].
-    attended = F.scaled_dot_product_attention(
-        selected.unflatten(1, (keys.shape[2], -1)), keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale
-    ).flatten(1, 2)
-    if index is None:
-        out.copy_(attended)
+    if rows == list(range(len(q))):
+        _attend_rows(q, keys, values, scale, mask, out=out)
     else:
-        out.index_copy_(0, index, attended)
+        index = torch.tensor(rows)
+        selected = q.index_select(0, index)
+        _attend_rows(selected, keys, values, scale, mask, out=selected)
+        out.index_copy_(0, index, selected)
+
+
+def _attend_rows(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None, *, out: Tensor) -> None:
+    """Write [n, Hq, D] for one query [Hq, D] and keys [L, Hkv, D] of each of n sequences; ``out`` may be ``q``."""
+    # The query heads of a KV head take the place of the query tokens in torch's attention.
+    shape = (len(q), keys.shape[2], -1, q.shape[2])  # [n, Hkv, group, D]
+    attended = F.scaled_dot_product_attention(
+        q.view(shape), keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale
+    )
+    out.view(shape).copy_(attended)
 
 
 def _gather_group(cache: _Cache, group: list[_Decode], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:

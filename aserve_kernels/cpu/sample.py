@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _TILE = 128
+_SMALLEST_EXPONENT = -87.0
 _CANDIDATES = (64, 1024, 8192)  # how many of the largest logits a filtered row looks at, then all
 
 
@@ -66,10 +67,13 @@ class _Rows:
     def weights(self) -> Tensor:
         """Return exp((logit - largest logit) / temperature), [R, V] float32: probabilities up to a factor.
 
-        The largest is subtracted before the division: a tiny temperature must not make an infinity.
+        The largest is subtracted before the division: a tiny temperature must not make an infinity. Weights end at the
+        smallest normal float32, 1e-38 of the largest: denormal ones make exp 25 times slower, zeros 5 times.
         """
-        weights = self.logits - self.logits.amax(-1, keepdim=True)
-        return weights.div_(self.temperatures.unsqueeze(1)).exp_()
+        exponents = self.logits - self.logits.amax(-1, keepdim=True)
+        if bool((self.temperatures != 1).any()):
+            exponents.div_(self.temperatures.unsqueeze(1))
+        return F.threshold_(exponents, _SMALLEST_EXPONENT, _SMALLEST_EXPONENT).exp_()
 
 
 def _tiled(x: Tensor, fill: float) -> Tensor:
@@ -94,7 +98,8 @@ def _sample_unfiltered(rows: _Rows) -> Tensor:
     """Draw by id: first the tile in which the cumulative weight passes the uniform, then the place within it."""
     tiles = _tiled(rows.weights(), 0.0)
     cumulative = tiles.sum(-1).double().cumsum(-1)
-    targets = rows.uniforms.double().unsqueeze(1) * cumulative[:, -1:]
+    # A uniform of 0 must pass over what has no weight but the smallest, such as a masked first token.
+    targets = rows.uniforms.double().clamp_(min=1e-12).unsqueeze(1) * cumulative[:, -1:]
     tile = torch.searchsorted(cumulative, targets, right=True).clamp_(max=tiles.shape[1] - 1)  # a NaN comes to the end
     before = F.pad(cumulative, (1, 0)).gather(1, tile)
     share = (targets - before) / (cumulative.gather(1, tile) - before)
