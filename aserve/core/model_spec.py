@@ -39,6 +39,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "Qwen3ForCausalLM": _Family(num_kv_heads=32, head_dim=128, qk_norm=True, windows="by_layer"),
 }
 _DEFAULT_WINDOW = 4096  # of Mistral and Qwen, when the key is absent
+ARCHITECTURES = tuple(_FAMILIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,10 +261,8 @@ def _rope(reader: _Reader, head_dim: int, max_positions: int) -> tuple[RopeSpec,
         # Below the trained context dynamic equals default; beyond it the angles would depend on the length of the
         # sequence, which cached keys cannot follow. So the context stays max_position_embeddings.
         return RopeSpec(**common), max_positions
-    outer = reader.integer("original_max_position_embeddings", max_positions)
-    original = outer if reader.has("original_max_position_embeddings") else params.integer(
-        "original_max_position_embeddings", outer
-    )
+    name = "original_max_position_embeddings"
+    original = reader.integer(name, params.integer(name, max_positions))  # the outer one wins, as in transformers
     common["original_max_positions"] = original
     if rope_type == "llama3":
         low, high = params.number("low_freq_factor"), params.number("high_freq_factor")
