@@ -8,8 +8,7 @@ from functools import partial
 
 import anyio
 
-from aserve import EngineConfig, ModelConfig, open_engine
-from aserve.engine.engine import Engine
+from aserve import Engine, EngineConfig, ModelConfig, open_engine
 
 
 async def race(engine: Engine, questions: list[str]) -> str:

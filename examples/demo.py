@@ -6,6 +6,7 @@ python -m examples.demo [MODEL]
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from threading import Thread
 from typing import TextIO
 
@@ -26,8 +27,8 @@ def wait_until_ready(log: TextIO) -> str:
 
 def main(model: str) -> int:
     """Returns 0 if the question was answered and the server stopped cleanly."""
-    if subprocess.run([*ASERVE, "pull", model], check=False).returncode:
-        return 1
+    if not Path(model).exists():
+        subprocess.run([*ASERVE, "pull", model], check=True)
     command = [*ASERVE, "serve", model, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None

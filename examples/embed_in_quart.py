@@ -14,8 +14,7 @@ import trio
 from quart import request
 from quart_trio import QuartTrio
 
-from aserve import EngineConfig, ModelConfig, create_app, open_engine
-from aserve.engine.engine import Engine
+from aserve import Engine, EngineConfig, ModelConfig, create_app, open_engine
 
 
 def make_program(engine: Engine) -> QuartTrio:
