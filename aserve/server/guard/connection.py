@@ -121,7 +121,7 @@ class GuardedConnection(TCPServer):
             nursery.cancel_scope.cancel()
 
     async def protocol_send(self, event: Event) -> None:
-        """Take what the protocol says to the peer or about itself. Contains no checkpoint, so it cannot be cancelled."""
+        """Take what the protocol says to the peer or about itself. Contains no checkpoint."""
         if isinstance(event, RawData):
             self.outbox.write(event.data)
         elif isinstance(event, Closed):
@@ -151,6 +151,15 @@ class GuardedConnection(TCPServer):
             self.close()
 
     async def _read_data(self) -> None:
+        try:
+            await self._read_until_the_end()
+        finally:  # also when cancelled: an app that waits in a shield must learn that its connection is gone
+            if self._lost:
+                self.outbox.fail()
+            if self._lost or not self._left:
+                await self.protocol.handle(Closed())
+
+    async def _read_until_the_end(self) -> None:
         with self._reading:
             while not self._left:
                 await self.protocol.protocol.ready_to_read()
@@ -159,15 +168,11 @@ class GuardedConnection(TCPServer):
                 except _GONE:
                     self._lost = True
                     break
-                if self._idle and not self._in_headers:
-                    self._in_headers = True
-                    self._arm(self.config.header_timeout)
                 self._left = not data
                 await self.protocol.handle(RawData(data=bytes(data)))
-        if self._lost:
-            self.outbox.fail()
-        if self._lost or not self._left:
-            await self.protocol.handle(Closed())
+                if self._idle and not self._in_headers and self.protocol.protocol.in_headers:
+                    self._in_headers = True
+                    self._arm(self.config.header_timeout)
 
     def _arm(self, seconds: float) -> None:
         self._close_at = trio.current_time() + seconds

@@ -67,6 +67,7 @@ class GuardedHTTP2(H2Protocol):
     """
 
     streams: dict[int, GuardedStream]  # type: ignore[assignment]
+    in_headers = False  # frames while idle do not prolong the idle time: there is no telling what they begin
 
     def __init__(
         self, *args: Any, apps: trio.Nursery, drain: Callable[..., Awaitable[None]], call_at: Callable[[float], None]
@@ -85,6 +86,7 @@ class GuardedHTTP2(H2Protocol):
         self._wake = trio.Event()
         self._early: dict[int, int] = {}  # answered before the request was complete: bytes still accepted
         self._peer_leaves = False
+        self._leaving = False
 
     # ---- the connection's side
 
@@ -105,8 +107,10 @@ class GuardedHTTP2(H2Protocol):
         await self._goaway()
 
     async def begin_drain(self) -> None:
-        """Announce that no new streams are taken; running ones finish."""
-        await self._goaway()
+        """Take no new streams; leave when the running ones are done.
+
+        GOAWAY goes out only then: h2 and httpcore as clients give up their running streams when they receive one.
+        """
         await self._flush()
 
     async def _goaway(self) -> None:
@@ -350,5 +354,7 @@ class GuardedHTTP2(H2Protocol):
         data = self.connection.data_to_send()
         if data:
             await self.send(RawData(data=data))
-        if not self.streams and not self.closed and (self._peer_leaves or self.context.terminated.is_set()):
+        if not self.streams and not self._leaving and (self._peer_leaves or self.context.terminated.is_set()):
+            self._leaving = True
+            await self._goaway()
             await self.send(Closed())

@@ -72,22 +72,26 @@ class Outbox:
 
     async def run(self) -> None:
         """Write what the fast path could not; runs as long as the connection does."""
-        while not self.broken:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            while self._pending:
-                with trio.move_on_after(self._stall_timeout) as limit:
-                    try:
-                        sent = await self._send(bytes(self._pending[:_PIECE_BYTES]))
-                    except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-                        self.fail()
-                        return
-                if limit.cancelled_caught:
-                    self.fail()
-                    return
+        try:
+            while not self.broken:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                while self._pending:
+                    await self._write_piece()
+                self._drained.set()
+                self._drained = trio.Event()
+        finally:
+            self.fail()  # whoever waits here, even in a shield, must not outlive the writer
+
+    async def _write_piece(self) -> None:
+        with trio.move_on_after(self._stall_timeout) as limit:
+            try:
+                sent = await self._send(bytes(self._pending[:_PIECE_BYTES]))
                 del self._pending[:sent]
-            self._drained.set()
-            self._drained = trio.Event()
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                self.fail()
+        if limit.cancelled_caught:
+            self.fail()
 
     async def _send(self, piece: bytes) -> int:
         if self._socket is not None:

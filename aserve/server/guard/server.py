@@ -57,12 +57,8 @@ class GuardedServer:
                 with self._accepting:
                     async with trio.SocketListener(trio.socket.from_stdlib_socket(self._socket)) as listener:
                         await self._accept(listener, nursery)
-                await self.drain()
-
-    async def drain(self) -> None:
-        """Ask every open connection to take no further request: GOAWAY, or ``Connection: close``."""
-        for connection in list(self._live):
-            await connection.begin_drain()
+                for connection in list(self._live):
+                    await connection.begin_drain()
 
     def stop(self, grace_s: float) -> None:
         """Accept no more; connections end with their running requests, and after ``grace_s`` seconds in any case."""
