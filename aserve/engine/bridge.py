@@ -161,10 +161,12 @@ class EventRouter:
         now_s = anyio.current_time()
         routes = self._routes
         num_late = num_finished = 0
+        gaps: dict[float, int] = {}  # sequences by the time of their last token: one or two entries
         for request_id in report.admitted:
             mailbox = routes.get(request_id)
             if mailbox is not None and mailbox.admitted_s is None:
                 mailbox.admitted_s = now_s
+                self._recorder.queue.observe(now_s - mailbox.submitted_s)
         for event in report.events:
             request_id = event.request_id
             mailbox = routes.get(request_id)
@@ -174,7 +176,14 @@ class EventRouter:
             if event.finish_reason is not None:
                 del routes[request_id]
                 num_finished += 1
+            last_s = mailbox.last_s
+            if last_s is None:
+                self._recorder.time_to_first_token.observe(now_s - mailbox.submitted_s)
+            elif last_s != now_s:
+                gaps[last_s] = gaps.get(last_s, 0) + 1
             mailbox.put(event, now_s)
+        for last_s, num_tokens in gaps.items():
+            self._recorder.inter_token.observe(now_s - last_s, num_tokens)
         if self.report is None or report.num_steps != self.report.num_steps:
             self.progress_s = now_s
         self.report = report

@@ -41,12 +41,16 @@ class Choice:
         last = events[-1]
         reason = last.finish_reason
         self.num_cached_tokens = last.num_cached_tokens
-        if reason is None and len(events) == 1 and self._matcher is None:  # nearly always: half the cost of the rest
+        if reason is None and len(events) == 1:  # nearly always; at half the cost of the general way below
             token_ids = (last.token_id,)
             logprobs = () if last.logprobs is None else (last.logprobs,)
             self.num_tokens += 1
             text = self._detokenizer.push(token_ids)
-            return TextDelta(self.index, text, token_ids, logprobs, None, last.num_cached_tokens)
+            if self._matcher is not None:
+                text, matched = self._matcher.push(text)
+                if matched:
+                    self.finish_reason = reason = FinishReason.STOP
+            return TextDelta(self.index, text, token_ids, logprobs, reason, last.num_cached_tokens)
         shown = events[:-1] if reason is FinishReason.STOP else events
         if self._matcher is None:
             text = self._detokenizer.push([event.token_id for event in shown]) if shown else ""

@@ -51,7 +51,6 @@ class Generation:
         self._num_open = request.n
         self._is_single = request.n == 1
         self._ready: list[TextDelta] = []
-        self._read_s: float | None = None  # when the newest event that was read had come
         self._state = "new"
 
     # -- what it has come to -----------------------------------------------------------------------------------------
@@ -168,8 +167,7 @@ class Generation:
         return self._ready.pop(0)
 
     def _decode(self, events: list[TokenEvent]) -> list[TextDelta]:
-        num_events = len(events)
-        groups = {events[0].request_id: events} if num_events == 1 or self._is_single else _by_sequence(events)
+        groups = {events[0].request_id: events} if self._is_single else _by_sequence(events)
         deltas: list[TextDelta] = []
         for request_id, group in groups.items():
             choice = self._choices[request_id]
@@ -184,24 +182,9 @@ class Generation:
             if choice.finish_reason is not None:
                 self._num_open -= 1
                 self._release((request_id,))
-        self._note_latency(num_events // len(groups))
         return deltas
 
     # -- numbers -----------------------------------------------------------------------------------------------------
-
-    def _note_latency(self, num_tokens: int) -> None:
-        """Once per batch: ``num_tokens`` new tokens per choice."""
-        mailbox, recorder = self._mailbox, self._recorder
-        if self._read_s is None:
-            assert mailbox.first_s is not None, "something has been read"
-            recorder.time_to_first_token.observe(mailbox.first_s - mailbox.submitted_s)
-            if mailbox.admitted_s is not None:
-                recorder.queue.observe(mailbox.admitted_s - mailbox.submitted_s)
-            self._read_s = mailbox.first_s
-            num_tokens -= 1
-        if num_tokens > 0:
-            recorder.inter_token.observe((mailbox.last_s - self._read_s) / num_tokens, num_tokens)
-            self._read_s = mailbox.last_s
 
     def _note_outcome(self, num_cancelled: int) -> None:
         recorder, mailbox = self._recorder, self._mailbox
@@ -209,6 +192,7 @@ class Generation:
         outcome: Outcome
         if all(reasons):
             outcome = "length" if FinishReason.LENGTH in reasons else "stop"
+            assert mailbox.last_s is not None, "it has had its last event"
             recorder.end_to_end.observe(mailbox.last_s - mailbox.submitted_s)
         elif isinstance(mailbox.error, GenerationError | EngineDeadError):
             outcome = "error"

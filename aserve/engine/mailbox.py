@@ -18,7 +18,7 @@ from aserve.core.step import TokenEvent
 class Mailbox:
     """Events of one request, and when they came (seconds of ``anyio.current_time()``)."""
 
-    __slots__ = ("_events", "_make_event", "_wakeup", "admitted_s", "error", "first_s", "last_s", "submitted_s")
+    __slots__ = ("_events", "_make_event", "_wakeup", "admitted_s", "error", "last_s", "submitted_s")
 
     def __init__(self) -> None:
         self._events: list[TokenEvent] = []
@@ -27,15 +27,12 @@ class Mailbox:
         self.error: AserveError | None = None
         self.submitted_s = 0.0
         self.admitted_s: float | None = None
-        self.first_s: float | None = None
-        self.last_s = 0.0
+        self.last_s: float | None = None
 
     def put(self, event: TokenEvent, now_s: float) -> None:
         """Append an event and wake the reader. Never waits, never raises."""
         self._events.append(event)
         self.last_s = now_s
-        if self.first_s is None:
-            self.first_s = now_s
         if self._wakeup is not None:
             self._wakeup.set()
             self._wakeup = None

@@ -1,8 +1,8 @@
 """What the engine counts: requests, tokens, latencies; plain numbers, cheap enough to keep always.
 
-``StatsRecorder`` is written on the event loop by the router and by generations, a few additions per step and per
-batch of deltas, nothing per token. ``EngineStats`` is the frozen picture that ``Engine.stats()`` returns and that the
-server turns into metrics; nothing here knows their wire format.
+``StatsRecorder`` is written on the event loop, by the router once per step and by generations once per request.
+``EngineStats`` is the frozen picture that ``Engine.stats()`` returns and that the server turns into metrics; nothing
+here knows their wire format.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EngineStats:
         wait_s: the part of them spent waiting for steps (on the CPU: computing them).
         last_step_age_s: seconds since a step completed or work came to an idle engine.
         time_to_first_token_s: from submission to the first token.
-        inter_token_s: between tokens of one choice.
+        inter_token_s: between steps that brought a request tokens.
         queue_s: from submission until the first choice ran.
         end_to_end_s: from submission until the last choice had finished.
     """
