@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Thread
-from typing import TextIO
+from typing import IO
 
 from examples.chat_h2_client import ask
 
@@ -16,7 +16,7 @@ QUESTION = "What is the capital of France?"
 ASERVE = (sys.executable, "-m", "aserve")
 
 
-def wait_until_ready(log: TextIO) -> str:
+def wait_until_ready(log: IO[str]) -> str:
     """Follow the server's log until it is ready, and return its address."""
     for line in log:
         sys.stderr.write(line)
