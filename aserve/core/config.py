@@ -87,8 +87,9 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "block_size", "kv_cache_tokens")
-        sizes = [n for n in ("kv_cache_tokens", "kv_cache_memory", "gpu_memory_fraction")
-                 if getattr(self, n) is not None]
+        sizes = [
+            n for n in ("kv_cache_tokens", "kv_cache_memory", "gpu_memory_fraction") if getattr(self, n) is not None
+        ]
         flags = " and ".join("--" + n.replace("_", "-") for n in sizes)
         _require(len(sizes) <= 1, f"set only one size of the KV cache, not {flags}")
         if self.kv_cache_memory is not None:
@@ -173,8 +174,9 @@ class ServerConfig:
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"--port must lie between 0 and 65535, got {self.port}")
         _require(all(key.strip() for key in self.api_key), "--api-key must not be empty: it would let everybody in")
-        _require((self.tls_certificate is None) == (self.tls_key is None),
-                 "--tls-certificate and --tls-key go together")
+        _require(
+            (self.tls_certificate is None) == (self.tls_key is None), "--tls-certificate and --tls-key go together"
+        )
         _at_least(self, 1, "max_body_bytes", "max_streams")
         _at_least(self, 0, "sse_keepalive_s", "drain_timeout_s")
         for name in ("request_timeout_s", "read_timeout_s", "stall_timeout_s", "watchdog_s"):

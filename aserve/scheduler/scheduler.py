@@ -32,6 +32,8 @@ from aserve.scheduler.policy import Policy, PolicyKey, key_function
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.stats import SchedulerStats
 
+_ONE_PENDING = (PENDING,)
+
 
 def _key(sequence: Sequence) -> PolicyKey:
     return sequence.key
@@ -137,8 +139,14 @@ class Scheduler:
         while position < len(running) and draft.budget > 0:  # preemption shortens the list behind the position
             sequence = running[position]
             position += 1
-            if sequence.num_to_compute == 1 and sequence.num_known < sequence.max_length:
-                self._grant(sequence, 1, draft)
+            # written out: this runs per sequence and step, and nested properties cost 0.3 us more each
+            num_known = len(sequence.token_ids) + sequence.num_pending
+            num_scheduled = sequence.num_computed + sequence.num_in_flight
+            if num_known == num_scheduled + 1 and num_known < sequence.max_length:
+                if num_scheduled < len(sequence.block_table) * self.capacity.block_size:
+                    draft.grant(sequence, 1)
+                else:
+                    self._grant(sequence, 1, draft)
 
     def _schedule_prefills(self, draft: Draft) -> None:
         """Spread what is left of the budget over running sequences with more to compute, oldest first."""
@@ -238,26 +246,25 @@ class Scheduler:
         return StepPlan(step_id, tuple(rows))
 
     def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-        start = sequence.num_scheduled
+        start = sequence.num_computed + sequence.num_in_flight
         end = start + num_tokens
         tokens = sequence.token_ids
-        if end > len(tokens):
-            token_ids = (*islice(tokens, start, len(tokens)), PENDING)
-        else:
+        num_values = len(tokens)
+        if end <= num_values:
             token_ids = tuple(tokens[start:end])
+        elif num_tokens == 1:
+            token_ids = _ONE_PENDING
+        else:
+            token_ids = (*islice(tokens, start, num_values), PENDING)
         new = None
         announced = sequence.num_announced_blocks
         if announced == 0:
-            new = NewSequence(
-                sequence.request.sampling, len(sequence.request.prompt_token_ids), tuple(tokens[:start])
-            )
+            new = NewSequence(sequence.request.sampling, len(sequence.request.prompt_token_ids), tuple(tokens[:start]))
         table = sequence.block_table
         blocks = tuple(table[announced:]) if len(table) > announced else ()
         sequence.num_announced_blocks = len(table)
-        samples = end == sequence.num_known
-        return ScheduledSequence(
-            sequence.request.request_id, sequence.slot, start, token_ids, blocks, samples, new
-        )
+        samples = end == num_values + sequence.num_pending
+        return ScheduledSequence(sequence.request.request_id, sequence.slot, start, token_ids, blocks, samples, new)
 
     # -- committing --------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,8 @@ def test_clearing_the_index_forgets_every_prefix() -> None:
     block = pool.allocate()
     pool.publish(block, b"1")
     pool.clear_index()
-    assert pool.lookup(b"1") is None and pool.num_indexed == 0
+    assert pool.lookup(b"1") is None
+    assert pool.num_indexed == 0
     pool.publish(block, b"2")
     assert pool.lookup(b"2") == block
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+from driver import Driver, capacity, request
 from hypothesis import note, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-
-from driver import Driver, capacity, request
 
 PROMPTS = ["abcdefgh" * 6, "abcdefgh" * 2 + "xyz" * 8, "xyz" * 20, "a" * 60]
 LETTERS = tuple(range(97, 123))

@@ -38,7 +38,8 @@ def test_decodes_go_before_prefill_chunks() -> None:
     driver.add(request("long", "z" * 40, 2, arrival=1))
     for start in (0, 7, 14, 21, 28):
         got = rows(driver)
-        assert got[0][0] == "stream" and got[0][2] == 1
+        assert got[0][0] == "stream"
+        assert got[0][2] == 1
         assert got[1] == ("long", start, 7, False)
         driver.commit()
     driver.finish()
@@ -57,7 +58,8 @@ def test_the_next_step_is_planned_before_the_token_is_known() -> None:
     driver.add(request("a", "abcd", 5))
     driver.plan()
     second = driver.plan()
-    assert second is not None and second.sequences[0].token_ids == (PENDING,)
+    assert second is not None
+    assert second.sequences[0].token_ids == (PENDING,)
     assert driver.scheduler.plan() is None, "a third step in flight"
     driver.finish()
 
