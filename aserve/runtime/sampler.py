@@ -88,7 +88,7 @@ class Sampler:
             self._penalties.apply(logits, penalised)
         if wanted & (Feature.BIASED | Feature.MIN_TOKENS):
             self._edit(logits, slots, positions)
-        best = logits.argmax(dim=-1)
+        best = _argmax(logits)
         # The argmax of a row with a NaN is a NaN, of a row of -inf it is -inf: one value per row tells.
         valid = logits.gather(1, best.unsqueeze(1)).squeeze(1).isfinite()
         token_ids = best
@@ -142,3 +142,10 @@ class Sampler:
         chosen = logits.gather(1, token_ids.unsqueeze(1)) - normaliser
         top = logits.topk(int(num_top.max()), dim=-1)
         return SampledLogprobs(rows, num_top, chosen.squeeze(1), top.indices, top.values - normaliser)
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """Return the first of the largest logits [S'] int64; of a row with NaN, a NaN's place."""
+    if logits.device.type == "cpu":  # numpy's takes 0.3 ms for 32 rows of 49,152, torch's 2.3 ms
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
