@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 from anyio.lowlevel import current_token
+from sniffio import current_async_library_cvar
 
 from aserve.core.errors import AserveError, EngineDeadError
 from aserve.core.request import RequestId
@@ -55,8 +56,11 @@ def _native_call_soon() -> Callable[[Callable[[], object]], object]:
     token: Any = current_token().native_token
     if hasattr(token, "run_sync_soon"):
         return token.run_sync_soon
-    # asyncio would run the callback in the calling thread's context, in which anyio knows no event loop
-    return partial(token.call_soon_threadsafe, context=copy_context())
+    # asyncio would run the callback in the calling thread's context, in which anyio knows no event loop; nor does it in
+    # a copy of ours if the host runs plain asyncio: there a loop is known by its current task, and a callback has none
+    context = copy_context()
+    context.run(current_async_library_cvar.set, "asyncio")
+    return partial(token.call_soon_threadsafe, context=context)
 
 
 class EventRouter:
