@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_bfloat16_is_packed_and_the_plain_matrix_freed(context: Context) -> None
     layer = ColumnParallelLinear("layer", 64, 96, context(dtype=torch.bfloat16))
     matrix = draw(96, 64, dtype=torch.bfloat16)
     fill(layer.weights, {"": (matrix, None)})
-    method = layer.weights._method
+    method: Any = layer.weights._method
     assert method._weight is None
     assert method._packed is not None
     x = draw(4, 128, dtype=torch.bfloat16)[:, ::2]  # strided input

@@ -30,7 +30,7 @@ def tokens_of(name: str) -> list[int]:
 @cache
 def hf_logits(folder: Path, dtype: torch.dtype, weights: torch.dtype | None = None) -> dict[str, Tensor]:
     """What transformers computes in ``dtype``, with the weights first rounded to ``weights``."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=weights or dtype, attn_implementation="eager"
     )
     model = model.to(dtype).eval()
