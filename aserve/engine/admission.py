@@ -12,8 +12,9 @@ from aserve.core.request import GenerationRequest
 from aserve.scheduler import SchedulerStats
 
 
-def too_long(num_prompt_tokens: int, capacity: Capacity, *, param: str | None, at_least: bool = False
-             ) -> ContextLengthError:
+def too_long(
+    num_prompt_tokens: int, capacity: Capacity, *, param: str | None, at_least: bool = False
+) -> ContextLengthError:
     """The error for a prompt that leaves no room for an answer."""
     have = f"at least {num_prompt_tokens}" if at_least else str(num_prompt_tokens)
     which = "context" if capacity.max_length == capacity.max_model_len else "KV cache"
@@ -54,17 +55,28 @@ def validate(request: GenerationRequest, capacity: Capacity, vocab_size: int, ma
             "tokens that prompt and answer may have together",
             param="max_tokens",
         )
-    ids = (("prompt", prompt), ("stop_token_ids", sampling.stop_token_ids),
-           ("logit_bias", tuple(i for i, _ in sampling.logit_bias)))
+    ids = (
+        ("prompt", prompt),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", tuple(i for i, _ in sampling.logit_bias)),
+    )
     for name, values in ids:
         if values and not (min(values) >= 0 and max(values) < vocab_size):
             wrong = next(i for i in values if not 0 <= i < vocab_size)
-            raise InvalidRequestError(f"{name}: {wrong} is not a token id; they go from 0 to {vocab_size - 1}",
-                                      param=name)
+            raise InvalidRequestError(
+                f"{name}: {wrong} is not a token id; they go from 0 to {vocab_size - 1}", param=name
+            )
 
 
-def num_too_many(stats: SchedulerStats, capacity: Capacity, *, max_queue: int, num_unfinished: int,
-                 num_new: int, num_prompt_tokens: int) -> int:
+def num_too_many(
+    stats: SchedulerStats,
+    capacity: Capacity,
+    *,
+    max_queue: int,
+    num_unfinished: int,
+    num_new: int,
+    num_prompt_tokens: int,
+) -> int:
     """How many sequences the queue would hold beyond ``max_queue`` if these new ones were let in; 0 or less is fine.
 
     ``num_unfinished`` counts at once what ``stats`` shows only after the next step, so a burst between two steps

@@ -75,8 +75,9 @@ class Choice:
             self.num_cached_tokens,
         )
 
-    def _push_matching(self, events: Sequence[TokenEvent], matcher: StopMatcher, *, ends: bool
-                       ) -> tuple[str, int, bool]:
+    def _push_matching(
+        self, events: Sequence[TokenEvent], matcher: StopMatcher, *, ends: bool
+    ) -> tuple[str, int, bool]:
         """Returns the text that may be shown, how many events it took, and whether a stop string ended it."""
         parts: list[str] = []
         for num_used, event in enumerate(events, start=1):

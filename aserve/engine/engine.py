@@ -158,8 +158,13 @@ class Engine:
         """
         return admission.fit(self.capacity, num_prompt_tokens, max_tokens, param=param)
 
-    def chat(self, messages: Sequence[Any], *, template_options: dict[str, Any] | None = None,
-             **options: Unpack[GenerationOptions]) -> ChatStream:
+    def chat(
+        self,
+        messages: Sequence[Any],
+        *,
+        template_options: dict[str, Any] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> ChatStream:
         """Answer a conversation in the OpenAI form. Raises InvalidRequestError for options; else nothing before use."""
         check_options(options)
         encode = partial(self.encode_chat, messages, **(template_options or {}))
@@ -211,16 +216,37 @@ async def run_engine(
     recorder, lifecycle, commands = StatsRecorder(), Lifecycle(), CommandQueue()
     router = EventRouter(recorder, lifecycle.receive)
     make_scheduler = partial(_make_scheduler, config)
-    thread = StepThread(partial(run_steps, executor_factory, make_scheduler, take=commands.take,
-                                publish=router.publish, clock=time.perf_counter))
+    thread = StepThread(
+        partial(
+            run_steps,
+            executor_factory,
+            make_scheduler,
+            take=commands.take,
+            publish=router.publish,
+            clock=time.perf_counter,
+        )
+    )
     thread.start()
     try:
         capacity = await lifecycle.wait_started()
-        client = LocalClient(commands=commands, router=router, lifecycle=lifecycle, recorder=recorder,
-                             capacity=capacity, vocab_size=tokenizer.vocab_size,
-                             max_queue=config.scheduler.max_queue)
-        yield Engine(tokenizer=tokenizer, model_names=model_names, capacity=capacity, client=client, router=router,
-                     lifecycle=lifecycle, recorder=recorder)
+        client = LocalClient(
+            commands=commands,
+            router=router,
+            lifecycle=lifecycle,
+            recorder=recorder,
+            capacity=capacity,
+            vocab_size=tokenizer.vocab_size,
+            max_queue=config.scheduler.max_queue,
+        )
+        yield Engine(
+            tokenizer=tokenizer,
+            model_names=model_names,
+            capacity=capacity,
+            client=client,
+            router=router,
+            lifecycle=lifecycle,
+            recorder=recorder,
+        )
     finally:
         lifecycle.retry_after_s = RETRY_AFTER_DRAIN_S
         commands.put(Stop())

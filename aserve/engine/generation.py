@@ -170,9 +170,7 @@ class Generation:
         groups = {events[0].request_id: events} if self._is_single else _by_sequence(events)
         deltas: list[TextDelta] = []
         for request_id, group in groups.items():
-            choice = self._choices[request_id]
-            if choice.finish_reason is not None:
-                continue  # its stop string came first
+            choice = self._choices[request_id]  # open still: after its end nothing comes into the mailbox
             if group[-1].finish_reason is _ERROR:
                 self.close(GenerationError("the model's output is not a number; the answer cannot be completed"))
                 group.pop()

@@ -59,8 +59,15 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 }
 _INTEGERS = {"max_tokens", "min_tokens", "top_k", "seed", "num_logprobs", "n"}
 _SAMPLING = (
-    "min_tokens", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "num_logprobs",
+    "min_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "num_logprobs",
 )
 
 

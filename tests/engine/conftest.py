@@ -77,11 +77,22 @@ class ManualEngine:
         self.router = EventRouter(self.recorder, self.lifecycle.receive)
         self.tokenizer = ByteTokenizer()
         self.scheduler = Scheduler(executor.capacity)
-        self.client = LocalClient(commands=self.commands, router=self.router, lifecycle=self.lifecycle,
-                                  recorder=self.recorder, capacity=executor.capacity, vocab_size=260,
-                                  max_queue=max_queue)
-        self.loop = StepLoop(self.scheduler, executor, take=lambda block: self.commands.take(block=False),
-                             publish=self.router.publish, clock=partial(next, count()))
+        self.client = LocalClient(
+            commands=self.commands,
+            router=self.router,
+            lifecycle=self.lifecycle,
+            recorder=self.recorder,
+            capacity=executor.capacity,
+            vocab_size=260,
+            max_queue=max_queue,
+        )
+        self.loop = StepLoop(
+            self.scheduler,
+            executor,
+            take=lambda block: self.commands.take(block=False),
+            publish=self.router.publish,
+            clock=partial(next, count()),
+        )
         self.router.publish(self.loop.report())
         self.router.publish(Loaded(executor.capacity))
         self.router._deliver()
@@ -89,8 +100,9 @@ class ManualEngine:
 
     def request(self, prompt: bytes = b"abc", max_tokens: int = 8, *, sampling=None, **fields) -> GenerationRequest:
         sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=(EOS,), **(sampling or {}))
-        return GenerationRequest(request_id=f"r{next(self._ids)}", prompt_token_ids=tuple(prompt), sampling=sampling,
-                                 **fields)
+        return GenerationRequest(
+            request_id=f"r{next(self._ids)}", prompt_token_ids=tuple(prompt), sampling=sampling, **fields
+        )
 
     def generate(self, *args, **kwargs) -> Generation:
         request = args[0] if args and isinstance(args[0], GenerationRequest) else self.request(*args, **kwargs)
@@ -161,8 +173,13 @@ def running():
         config = EngineConfig(model=ModelConfig(model="fake"), scheduler=SchedulerConfig(max_queue=max_queue))
         factory = factory or partial(FakeExecutor, replace(CAPACITY, **options), **fake)
         tokenizer: Any = ByteTokenizer()
-        async with run_engine(executor_factory=factory, tokenizer=tokenizer, config=config, model_names=("fake",),
-                              join_timeout_s=join_timeout_s) as engine:
+        async with run_engine(
+            executor_factory=factory,
+            tokenizer=tokenizer,
+            config=config,
+            model_names=("fake",),
+            join_timeout_s=join_timeout_s,
+        ) as engine:
             yield engine
 
     return open_engine
@@ -174,8 +191,9 @@ def request_to():
 
     def make(engine: Engine, prompt: bytes = b"abc", max_tokens: int = 8, *, sampling=None, **fields):
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(EOS,), **(sampling or {}))
-        return GenerationRequest(request_id=engine.new_request_id(), prompt_token_ids=tuple(prompt), sampling=params,
-                                 **fields)
+        return GenerationRequest(
+            request_id=engine.new_request_id(), prompt_token_ids=tuple(prompt), sampling=params, **fields
+        )
 
     return make
 

@@ -87,14 +87,25 @@ async def test_a_cut_character_at_the_limit_is_replaced(manual, make_script):
         assert (delta.text, delta.finish_reason) == ("a\ufffd", LENGTH)
 
 
+async def test_a_stop_string_in_the_last_held_back_bytes(manual, make_script):
+    engine = manual(next_token=make_script("aé".encode(), prompt=3))
+    async with engine.generate(max_tokens=2, stop=("\ufffd",)) as generation:
+        await engine.step(2)
+        [delta] = await generation.next_deltas()
+        assert (delta.text, delta.finish_reason) == ("a", STOP)
+
+
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize(("stop", "include", "text", "num_tokens"), [
-    (("world",), False, "hello ", 11),
-    (("o w",), False, "hell", 7),
-    (("o w",), True, "hello w", 7),
-    (("x", "llo"), False, "he", 5),
-    (("hello world!!",), False, "hello world!", 12),
-])
+@pytest.mark.parametrize(
+    ("stop", "include", "text", "num_tokens"),
+    [
+        (("world",), False, "hello ", 11),
+        (("o w",), False, "hell", 7),
+        (("o w",), True, "hello w", 7),
+        (("x", "llo"), False, "he", 5),
+        (("hello world!!",), False, "hello world!", 12),
+    ],
+)
 async def test_stop_strings(manual, make_script, at_once, stop, include, text, num_tokens):
     """The same text and count whether tokens are read one by one or all at once."""
     engine = manual(next_token=make_script(b"hello world!", prompt=3))
@@ -282,6 +293,25 @@ async def test_output_that_is_not_a_number_fails_the_request_and_no_other(manual
     assert engine.recorder.num_requests == {"stop": 0, "length": 1, "error": 1, "cancelled": 0}
 
 
+async def test_output_that_is_not_a_number_from_the_start(manual):
+    engine = manual(next_token=lambda tokens, seed: INVALID_TOKEN)
+    async with engine.generate() as generation:
+        await engine.step()
+        with pytest.raises(GenerationError):
+            await generation.next_deltas()
+    await engine.assert_nothing_left()
+
+
+async def test_single_deltas_and_all_at_once_can_be_mixed(manual):
+    engine = manual()
+    async with engine.generate(max_tokens=2, n=3) as generation:
+        await engine.step(2)
+        first = await generation.__anext__()
+        rest = await generation.next_deltas()
+        assert [d.choice for d in (first, *rest)] == [0, 1, 2]
+        assert await generation.next_deltas() == []
+
+
 async def test_death_reaches_running_and_queued_requests_once(manual, within):
     engine = manual(max_num_seqs=2)
     generations = [engine.generate(max_tokens=50) for _ in range(6)]
@@ -330,16 +360,19 @@ async def test_draining_admits_nothing_and_finishes_what_runs(manual):
         assert (await read_all(generation))[1] == {0: LENGTH}
 
 
-@pytest.mark.parametrize(("fields", "error", "what"), [
-    ({"prompt": b""}, InvalidRequestError, "empty"),
-    ({"max_tokens": 0}, InvalidRequestError, "max_tokens"),
-    ({"n": 0}, InvalidRequestError, "n must"),
-    ({"n": 105}, InvalidRequestError, "n must"),
-    ({"prompt": b"a" * 128}, ContextLengthError, "128"),
-    ({"prompt": b"a" * 120, "max_tokens": 9}, ContextLengthError, "128"),
-    ({"sampling": {"logit_bias": ((260, 1.0),)}}, InvalidRequestError, "260"),
-    ({"sampling": {"logit_bias": ((-1, 1.0),)}}, InvalidRequestError, "-1"),
-])
+@pytest.mark.parametrize(
+    ("fields", "error", "what"),
+    [
+        ({"prompt": b""}, InvalidRequestError, "empty"),
+        ({"max_tokens": 0}, InvalidRequestError, "max_tokens"),
+        ({"n": 0}, InvalidRequestError, "n must"),
+        ({"n": 105}, InvalidRequestError, "n must"),
+        ({"prompt": b"a" * 128}, ContextLengthError, "128"),
+        ({"prompt": b"a" * 120, "max_tokens": 9}, ContextLengthError, "128"),
+        ({"sampling": {"logit_bias": ((260, 1.0),)}}, InvalidRequestError, "260"),
+        ({"sampling": {"logit_bias": ((-1, 1.0),)}}, InvalidRequestError, "-1"),
+    ],
+)
 async def test_what_the_step_loop_could_not_take_is_refused(manual, fields, error, what):
     engine = manual()
     generation = engine.generate(**fields)

@@ -10,8 +10,6 @@ from aserve.engine.prompts import PromptEncoder
 pytestmark = pytest.mark.anyio
 
 
-
-
 async def test_text_and_messages(running):
     async with running() as engine:
         assert await engine.encode("abc") == [256, 97, 98, 99]

@@ -141,8 +141,9 @@ def test_busy_and_waiting_time_are_counted_by_the_clock(capacity):
 def run(make_executor, capacity, *turns):
     """The messages of a whole thread life; one item of ``turns`` is taken per turn, then a stop."""
     messages, left, now = [], [*turns, [Stop()]], iter(range(10**6))
-    run_steps(make_executor, Scheduler, take=lambda block: left.pop(0), publish=messages.append,
-              clock=lambda: next(now))
+    run_steps(
+        make_executor, Scheduler, take=lambda block: left.pop(0), publish=messages.append, clock=lambda: next(now)
+    )
     return messages
 
 

@@ -62,8 +62,12 @@ async def storm(make_generation, num_tasks, num_requests, rng, outcomes):
 
 
 def fields(rng):
-    return {"prompt": bytes(rng.choices(b"abc", k=rng.randint(1, 40))), "max_tokens": rng.randint(1, 20),
-            "n": rng.choice([1, 1, 1, 2, 3]), "stop": rng.choice([(), (), ("a",), ("bc", "xy")])}
+    return {
+        "prompt": bytes(rng.choices(b"abc", k=rng.randint(1, 40))),
+        "max_tokens": rng.randint(1, 20),
+        "n": rng.choice([1, 1, 1, 2, 3]),
+        "stop": rng.choice([(), (), ("a",), ("bc", "xy")]),
+    }
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])

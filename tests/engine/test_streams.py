@@ -135,11 +135,25 @@ async def test_refusals_come_from_the_first_use(running, within):
                 await stream.__aenter__()
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("temperature", -1), ("temperature", float("nan")), ("temperature", "hot"), ("top_p", 1.5), ("top_k", 1.5),
-    ("n", 0), ("n", True), ("max_tokens", 0), ("seed", -1), ("num_logprobs", 21), ("repetition_penalty", 0),
-    ("stop", ""), ("stop", ["a", ""]), ("logit_bias", {1: float("inf")}),
-])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("temperature", "hot"),
+        ("top_p", 1.5),
+        ("top_k", 1.5),
+        ("n", 0),
+        ("n", True),
+        ("max_tokens", 0),
+        ("seed", -1),
+        ("num_logprobs", 21),
+        ("repetition_penalty", 0),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("logit_bias", {1: float("inf")}),
+    ],
+)
 async def test_wrong_values_are_refused_by_name(name, value):
     with pytest.raises(InvalidRequestError) as info:
         check_options({name: value})
@@ -153,10 +167,16 @@ async def test_unknown_options_are_refused():
 
 
 async def test_options_become_a_request():
-    common = {"request_id": "r", "prompt_token_ids": [1], "max_tokens": 5, "end_token_ids": (7, 9),
-              "defaults": {"temperature": 0.5, "top_p": 0.9}}
-    request = make_request({"temperature": 0.0, "stop_token_ids": [8], "logit_bias": {3: 1.0, 2: -1.0}, "stop": "x",
-                            "seed": 4}, **common)
+    common = {
+        "request_id": "r",
+        "prompt_token_ids": [1],
+        "max_tokens": 5,
+        "end_token_ids": (7, 9),
+        "defaults": {"temperature": 0.5, "top_p": 0.9},
+    }
+    request = make_request(
+        {"temperature": 0.0, "stop_token_ids": [8], "logit_bias": {3: 1.0, 2: -1.0}, "stop": "x", "seed": 4}, **common
+    )
     assert (request.sampling.temperature, request.sampling.top_p) == (0.0, 0.9)
     assert request.sampling.stop_token_ids == (7, 8, 9)
     assert request.sampling.logit_bias == ((2, -1.0), (3, 1.0))
