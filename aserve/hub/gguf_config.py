@@ -124,14 +124,15 @@ def _rope(file: GgufFile) -> dict[str, Any]:
 def _llama3(file: GgufFile, theta: float) -> dict[str, Any]:
     """Recover Llama 3's scaling from the divisors that llama.cpp computed from it, and check that they agree."""
     divisors = file.tensors["rope_freqs.weight"].values().reshape(-1)
-    rope = {"rope_type": "llama3", "factor": _short(float(divisors.max())), "low_freq_factor": 1.0,
+    factor = _short(float(divisors.max()))
+    rope = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": _LLAMA3_CONTEXT}
     expected: list[float] = []
     for n in range(len(divisors)):
         wavelength = 2 * math.pi * theta ** (n / len(divisors))
         smooth = (_LLAMA3_CONTEXT / wavelength - 1.0) / (4.0 - 1.0)
         smooth = min(1.0, max(0.0, smooth))
-        expected.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+        expected.append(1 / ((1 - smooth) / factor + smooth))
     if not np.allclose(divisors, expected, rtol=1e-3):
         raise ModelLoadError(f"{file.path}: its rope frequencies are not those of Llama 3 and cannot be converted")
     return rope

@@ -14,12 +14,8 @@ from typing import Any
 from aserve.hub.gguf_config import check_architecture, generation_config, model_config
 from aserve.hub.gguf_file import GgufFile
 from aserve.hub.gguf_tensors import weight_sources
-from aserve.hub.gguf_tokenizer import build_tokenizer, tokenizer_config
+from aserve.hub.gguf_tokenizer import build_tokenizer
 from aserve.hub.safetensors_writer import Weight, write_safetensors
-
-VERSION = 1
-"""Counts up when the result for the same file changes, so that folders in caches are made again."""
-
 
 def convert_gguf(path: Path, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
     """Write the model of a GGUF file into an existing folder.
@@ -35,10 +31,10 @@ def convert_gguf(path: Path, folder: Path, *, progress: Callable[[int, int], Non
     check_architecture(file)
     config = model_config(file)
     sources = weight_sources(file, config)
-    tokenizer = build_tokenizer(file)
+    tokenizer, tokenizer_config = build_tokenizer(file)
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", generation_config(file))
-    _write_json(folder / "tokenizer_config.json", tokenizer_config(file, tokenizer))
+    _write_json(folder / "tokenizer_config.json", tokenizer_config)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     sizes = {source.name: source.tensor.num_bytes for source in sources}
     total, done = sum(sizes.values()), 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from aserve.core.errors import ModelLoadError
 from aserve.hub.gguf_file import Array, GgufFile, GgufTensor
@@ -76,7 +76,7 @@ def weight_sources(file: GgufFile, config: dict[str, Any]) -> list[WeightSource]
 def unpermute(values: Array, num_heads: int) -> Array:
     """Undo llama.cpp's order of query and key rows, which pairs channel i of a head with i + half for its rope."""
     rows = values.reshape(num_heads, values.shape[0] // num_heads // 2, 2, -1)
-    return rows.swapaxes(1, 2).reshape(values.shape)
+    return cast("Array", rows.swapaxes(1, 2).reshape(values.shape))
 
 
 def _check_complete(file: GgufFile, num_layers: int, layer_names: Mapping[str, str]) -> None:
@@ -93,4 +93,4 @@ def _bfloat16(values: Array) -> bytes:
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
-    return quantize(values, GGMLQuantizationType.BF16).tobytes()
+    return cast("Array", quantize(values, GGMLQuantizationType.BF16)).tobytes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from aserve.core.errors import ModelLoadError
 from aserve.hub.gguf_file import GgufFile
@@ -34,34 +34,39 @@ _TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 """A word that is a token is taken whole, whatever the merges say (``ignore_merges``)."""
 
 
-def build_tokenizer(file: GgufFile) -> Tokenizer:
-    """Return the tokenizer of a file. Raises ModelLoadError for a kind that is not known."""
+def build_tokenizer(file: GgufFile) -> tuple[Any, dict[str, Any]]:
+    """Return the tokenizer of a file and the ``tokenizer_config.json`` that goes with it.
+
+    Raises:
+        ModelLoadError: its kind is not known, or its parts do not fit together.
+    """
     kind = file.text("tokenizer.ggml.model")
     tokens = [str(token) for token in file.items("tokenizer.ggml.tokens")]
     if not tokens:
         raise ModelLoadError(f"{file.path}: tokenizer.ggml.tokens is missing in its metadata")
     try:
         if kind == "gpt2":
-            tokenizer = _byte_level(file, tokens)
+            tokenizer: Any = _byte_level(file, tokens)
         elif kind == "llama":
             tokens = [_with_marks(token) for token in tokens]
             tokenizer = _sentencepiece(file, tokens)
         else:
             raise ModelLoadError(f"{file.path}: tokenizers of kind {kind!r} cannot be converted, only gpt2 and llama")
+        kinds = file.items("tokenizer.ggml.token_type")
+        for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
+            added = [AddedToken(token, normalized=False, special=special)
+                     for token, kind in zip(tokens, kinds, strict=False) if kind == wanted]
+            (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+        config = _config(file, tokens)
+        tokenizer.post_processor = _ends(config, tokens)
     except ModelLoadError:
         raise
     except Exception as error:  # the tokenizers crate raises bare ones, for example for a merge of unknown tokens
         raise ModelLoadError(f"{file.path}: its vocabulary is damaged ({error})") from error
-    kinds = file.items("tokenizer.ggml.token_type")
-    for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [AddedToken(token, normalized=False, special=special)
-                 for token, kind in zip(tokens, kinds, strict=False) if kind == wanted]
-        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
-    return tokenizer
+    return tokenizer, config
 
 
-def tokenizer_config(file: GgufFile, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the ``tokenizer_config.json`` that goes with a tokenizer."""
+def _config(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any]:
     sentencepiece = file.text("tokenizer.ggml.model") == "llama"
     adds_bos = sentencepiece or file.text("tokenizer.ggml.pre", "") in ("llama-bpe", "llama3", "llama-v3")
     config: dict[str, Any] = {
@@ -72,14 +77,22 @@ def tokenizer_config(file: GgufFile, tokenizer: Tokenizer) -> dict[str, Any]:
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token_id = file.find(f"tokenizer.ggml.{key}_token_id")
-        token = tokenizer.id_to_token(token_id) if isinstance(token_id, int) and token_id >= 0 else None
-        if token is not None:
-            config[f"{name}_token"] = token
+        if isinstance(token_id, int) and 0 <= token_id < len(tokens):
+            config[f"{name}_token"] = tokens[token_id]
     for name in ("bos", "eos"):
         config[f"add_{name}_token"] &= f"{name}_token" in config
     if template := file.find("tokenizer.chat_template"):
         config["chat_template"] = template
     return config
+
+
+def _ends(config: Mapping[str, Any], tokens: Sequence[str]) -> Any:
+    """What is added before and after a text; transformers 5 reads it from here only, not from the configuration."""
+    bos = [config["bos_token"]] if config["add_bos_token"] else []
+    eos = [config["eos_token"]] if config["add_eos_token"] else []
+    return processors.TemplateProcessing(
+        single=[*bos, "$A", *eos], pair=[*bos, "$A", *eos, *[f"{t}:1" for t in bos], "$B:1", *[f"{t}:1" for t in eos]],
+        special_tokens=[(token, tokens.index(token)) for token in {*bos, *eos}])
 
 
 def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
@@ -88,7 +101,7 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
     if name not in _SPLITS:
         known = ", ".join(_SPLITS)
         raise ModelLoadError(f"{file.path}: text splitting {name!r} is not known ({known}); use the original folder")
-    merges = [(m[:cut], m[cut + 1:]) for m in map(str, file.items("tokenizer.ggml.merges")) for cut in [m.index(" ", 1)]]
+    merges = [_pair(str(merge)) for merge in file.items("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab=_vocabulary(tokens), merges=merges,
                                      ignore_merges=name in _TAKES_WHOLE_WORDS))
     split = _SPLITS[name]
@@ -109,7 +122,8 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
 def _sentencepiece(file: GgufFile, tokens: list[str]) -> Tokenizer:
     kinds = file.items("tokenizer.ggml.token_type") or [1] * len(tokens)
     # Gemma's scores do not follow its order of merging; the order of its pieces does.
-    scores = range(0, -len(tokens), -1) if file.architecture.startswith("gemma") else file.items("tokenizer.ggml.scores")
+    by_order = file.architecture.startswith("gemma")
+    scores = range(0, -len(tokens), -1) if by_order else file.items("tokenizer.ggml.scores")
     unknown = file.integer("tokenizer.ggml.unknown_token_id", 0)
     pieces = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True)
               if kind not in (_CONTROL, _BYTE)}
@@ -124,6 +138,13 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> Tokenizer:
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(decoder)
     return tokenizer
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, space, right = merge[1:].partition(" ")
+    if not space:
+        raise ValueError(f"merge {merge!r}")
+    return merge[0] + left, right
 
 
 def _merges(pieces: Mapping[str, float], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
