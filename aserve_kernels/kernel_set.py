@@ -16,10 +16,10 @@ class RmsNorm(Protocol):
     """Root-mean-square normalisation (Zhang and Sennrich 2019)."""
 
     def __call__(self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-        """Normalise the last dimension of ``x`` [..., H] and scale it by ``weight`` [H].
+        """Normalise the last dimension of ``x``, [T, H] or [T, heads, H], and scale it by ``weight`` [H].
 
-        Rows may be strided, the last dimension is contiguous. Accumulates in float32 and rounds to x's dtype before
-        the scale, as the reference models do. ``out`` may be ``x``.
+        Tokens and heads may be strided, the last dimension is contiguous. Accumulates in float32 and rounds to x's
+        dtype before the scale, as the reference models do. ``out`` may be ``x``.
         """
         ...
 
@@ -52,7 +52,10 @@ class SiluAndMul(Protocol):
     """The gated activation of Llama's MLP."""
 
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """Return silu(x[:, :I]) * x[:, I:] for ``x`` [T, 2 I], as [T, I], computed in float32."""
+        """Return silu(x[:, :I]) * x[:, I:] for ``x`` [T, 2 I], as [T, I], computed in float32.
+
+        The silu may be rounded to x's dtype before the product, as it is in the reference models.
+        """
         ...
 
 
@@ -91,6 +94,10 @@ class PagedAttention(Protocol):
         step's own tokens; ``block_tables`` [S, B] int32; sequence s has queries ``cu_seqlens_q[s]`` to
         ``cu_seqlens_q[s + 1]`` ([S + 1] int32), which are the last of its ``seq_lens[s]`` ([S] int32) positions. A
         query at position p sees positions max(0, p - window + 1) to p. Query head h reads KV head h // (Hq / Hkv).
+
+        ``max_query_len`` and ``max_seq_len`` are at least the true ones. A sequence of length 0, which pads a batch,
+        gets zeros. Table entries past a sequence's last block may be any block; the caches hold finite numbers
+        everywhere, also where nothing was stored yet, and are contiguous.
         """
         ...
 
@@ -114,7 +121,11 @@ class Sample(Protocol):
         softmax(logits / temperature); kept are the top_k largest (0: all), of those the smallest most-likely-first
         prefix whose share of the kept mass reaches top_p (at least one), of those the ones with at least min_p times
         the largest probability. The kept ones are renormalised; the token is the first whose cumulative probability
-        exceeds the uniform, in order of falling probability (ties by id) when any filter is on, else by id.
+        exceeds the uniform, in order of falling probability (ties by id) when any filter is on, else by id. A filter
+        is on when 0 < top_k < V, top_p < 1 or min_p > 0.
+
+        Logits may be -inf, if not all of a row are. A row with NaN or +inf gets some id in [0, V) and does not disturb
+        the others.
         """
         ...
 

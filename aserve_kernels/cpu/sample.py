@@ -73,7 +73,7 @@ class _Rows:
         exponents = self.logits - self.logits.amax(-1, keepdim=True)
         if bool((self.temperatures != 1).any()):
             exponents.div_(self.temperatures.unsqueeze(1))
-        return F.threshold_(exponents, _SMALLEST_EXPONENT, _SMALLEST_EXPONENT).exp_()
+        return exponents.clamp_(min=_SMALLEST_EXPONENT).exp_()
 
 
 def _tiled(x: Tensor, fill: float) -> Tensor:

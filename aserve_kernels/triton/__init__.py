@@ -1,0 +1,27 @@
+"""Every operation as a Triton kernel, for NVIDIA GPUs; on CPU tensors under ``TRITON_INTERPRET=1``."""
+
+from __future__ import annotations
+
+from aserve_kernels.kernel_set import KernelSet
+from aserve_kernels.triton import (
+    fused_add_rms_norm,
+    paged_attention,
+    rms_norm,
+    rotary,
+    sample,
+    silu_and_mul,
+    store_kv,
+)
+
+__all__ = ["KERNELS"]
+
+KERNELS = KernelSet(
+    name="triton",
+    rms_norm=rms_norm.rms_norm,
+    fused_add_rms_norm=fused_add_rms_norm.fused_add_rms_norm,
+    rotary=rotary.rotary,
+    silu_and_mul=silu_and_mul.silu_and_mul,
+    store_kv=store_kv.store_kv,
+    paged_attention=paged_attention.paged_attention,
+    sample=sample.sample,
+)

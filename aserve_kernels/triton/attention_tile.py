@@ -1,0 +1,125 @@
+"""The loop that prefill and decode attention share: rows of queries over tiles of paged keys, with online softmax.
+
+The query heads that share a KV head are packed with the query tokens into the rows, so that a key is read once for all
+of them. Online softmax after Milakov and Gimelshein (2018) and Dao et al. (2022).
+"""
+
+# Triton functions have no types that Python tools know: their parameters are pointers, scalars and constants.
+# ruff: noqa: ANN001, ANN201, PLR0917
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aserve_kernels.triton.sizes import next_power_of_2
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The arguments of ``paged_attention`` that both kernels take; ``window`` is huge where there is none."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_tables: Tensor
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    scale: float
+    window: int
+    out: Tensor
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.q.shape[1] // self.k_cache.shape[2]
+
+    def strides(self) -> tuple[int, int, int, float]:
+        """Return the strides of table rows, blocks and positions, and the factor of scores in base 2."""
+        k_cache = self.k_cache
+        return self.block_tables.stride(0), k_cache.stride(0), k_cache.stride(1), self.scale * math.log2(math.e)
+
+    def constants(self) -> dict[str, Any]:
+        """Return the compile-time sizes."""
+        head_dim = self.q.shape[2]
+        return {
+            "D": head_dim,
+            "GROUP": self.group,
+            "BLOCK_SIZE": self.k_cache.shape[1],
+            "BLOCK_D": max(16, next_power_of_2(head_dim)),
+            # Triton's interpreter, which is what runs on the CPU, has no bfloat16 products.
+            "WIDEN": self.q.device.type == "cpu",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Sizes of a program: rows, keys per loop round, and how many warps and pipeline stages it gets."""
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+@triton.jit
+def attend(
+    q,
+    query_positions,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    low,
+    high,
+    window,
+    block_stride,
+    position_stride,
+    log2_scale,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Return (acc [BLOCK_M, BLOCK_D], maximum [BLOCK_M], sum [BLOCK_M]) of rows q over keys [low, high).
+
+    The softmax is in base 2 and not yet divided by its sum. k_ptr and v_ptr point at the KV head.
+    """
+    if WIDEN:
+        q = q.to(tl.float32)
+    channels = tl.arange(0, BLOCK_D)
+    offsets = tl.arange(0, TILE)
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for first in range(low, high, TILE):
+        positions = first + offsets
+        inside = positions < high
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        rows = blocks * block_stride + (positions % BLOCK_SIZE) * position_stride
+        loaded = inside[:, None] & (channels < D)[None, :]
+        k = tl.load(k_ptr + rows[:, None] + channels[None, :], mask=loaded, other=0.0)
+        if WIDEN:
+            k = k.to(tl.float32)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        distance = query_positions[:, None] - positions[None, :]
+        scores = tl.where((distance >= 0) & (distance < window), scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+        # A row that has seen nothing yet must not compute -inf - -inf.
+        base = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(maximum - base)
+        v = tl.load(v_ptr + rows[:, None] + channels[None, :], mask=loaded, other=0.0)
+        total = total * shrink + tl.sum(weights, axis=1)
+        if WIDEN:
+            v = v.to(tl.float32)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        maximum = new_maximum
+    return acc, maximum, total

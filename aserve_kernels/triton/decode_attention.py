@@ -1,0 +1,183 @@
+"""Attention of the sequences of a step that have one query token: decodes.
+
+The keys of a sequence are split over programs (Flash-Decoding, Dao et al. 2023), and a second kernel joins the parts.
+The number of splits follows from static sizes, and each program works out its share on the device, so the launch does
+not depend on the lengths and can be captured in a CUDA graph.
+"""
+
+# Triton functions have no types that Python tools know: their parameters are pointers, scalars and constants.
+# ruff: noqa: ANN001, ANN202, PLR0917
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aserve_kernels.triton.attention_tile import Batch, Tiles, attend
+from aserve_kernels.triton.sizes import next_power_of_2
+
+_MAX_SPLITS = 32
+_WAVES = 2  # programs per multiprocessor to aim for
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    acc_ptr,
+    maximum_ptr,
+    total_ptr,
+    tables_ptr,
+    cu_seqlens_ptr,
+    seq_lens_ptr,
+    window,
+    q_stride,
+    table_stride,
+    block_stride,
+    position_stride,
+    log2_scale,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """One split of the keys of one sequence with one query token, for one KV head.
+
+    Writes acc [S, Hq, SPLITS, D], maximum and total [S, Hq, SPLITS], float32.
+    """
+    sequence = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    start = tl.load(cu_seqlens_ptr + sequence)
+    if tl.load(cu_seqlens_ptr + sequence + 1) - start != 1:
+        return
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    first = tl.maximum(seq_len - window, 0) // TILE * TILE
+    span = tl.cdiv(tl.cdiv(seq_len - first, TILE), SPLITS) * TILE
+    low = first + split * span
+    high = tl.minimum(low + span, seq_len)
+
+    rows = tl.arange(0, BLOCK_M)
+    channels = tl.arange(0, BLOCK_D)
+    heads = kv_head * GROUP + rows
+    used = (rows < GROUP)[:, None] & (channels < D)[None, :]
+    q_row = q_ptr + start.to(tl.int64) * q_stride
+    q = tl.load(q_row + (heads * D)[:, None] + channels[None, :], mask=used, other=0.0)
+    acc, maximum, total = attend(
+        q,
+        tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1),
+        k_ptr + kv_head * D,
+        v_ptr + kv_head * D,
+        tables_ptr + sequence.to(tl.int64) * table_stride,
+        low,
+        high,
+        window,
+        block_stride,
+        position_stride,
+        log2_scale,
+        D,
+        BLOCK_SIZE,
+        BLOCK_M,
+        BLOCK_D,
+        TILE,
+        WIDEN,
+    )
+    num_heads = tl.num_programs(1) * GROUP
+    parts = (sequence.to(tl.int64) * num_heads + heads) * SPLITS + split
+    tl.store(acc_ptr + (parts * D)[:, None] + channels[None, :], acc, mask=used)
+    tl.store(maximum_ptr + parts, maximum, mask=rows < GROUP)
+    tl.store(total_ptr + parts, total, mask=rows < GROUP)
+
+
+@triton.jit
+def _join_kernel(
+    acc_ptr,
+    maximum_ptr,
+    total_ptr,
+    out_ptr,
+    cu_seqlens_ptr,
+    out_stride,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Join the splits of one sequence and query head."""
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    start = tl.load(cu_seqlens_ptr + sequence)
+    if tl.load(cu_seqlens_ptr + sequence + 1) - start != 1:
+        return
+    channels = tl.arange(0, BLOCK_D)
+    parts = (sequence.to(tl.int64) * tl.num_programs(1) + head) * SPLITS + tl.arange(0, SPLITS)
+    maximum = tl.load(maximum_ptr + parts)
+    highest = tl.max(maximum, axis=0)
+    weights = tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
+    total = tl.sum(tl.load(total_ptr + parts) * weights, axis=0)
+    acc = tl.load(acc_ptr + (parts * D)[:, None] + channels[None, :], mask=(channels < D)[None, :], other=0.0)
+    result = tl.sum(acc * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    out_row = out_ptr + start.to(tl.int64) * out_stride + head * D
+    tl.store(out_row + channels, result.to(out_ptr.dtype.element_ty), mask=channels < D)
+
+
+def _decode_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
+    wide = head_dim > 128 or dtype == torch.float32
+    return Tiles(max(16, next_power_of_2(group)), 32 if wide else 64, 4, 2 if wide else 3)
+
+
+def _num_splits(num_programs: int, max_tiles: int, device: torch.device) -> int:
+    """Return into how many parts the keys are split: a power of two that fills the device, from static sizes only."""
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+    wanted = min(_WAVES * multiprocessors // num_programs, max_tiles, _MAX_SPLITS)
+    return 1 << max(wanted, 1).bit_length() - 1
+
+
+def attend_decodes(batch: Batch) -> None:
+    """Write the outputs of every sequence with one query token."""
+    q, out, num_seqs = batch.q, batch.out, len(batch.seq_lens)
+    block_size, num_kv_heads = batch.k_cache.shape[1:3]
+    _, num_heads, head_dim = q.shape
+    tiles = _decode_tiles(batch.group, head_dim, q.dtype)
+    max_tiles = -(-batch.block_tables.shape[1] * block_size // tiles.tile)
+    splits = _num_splits(num_seqs * num_kv_heads, max_tiles, q.device)
+    acc = torch.empty((num_seqs, num_heads, splits, head_dim), dtype=torch.float32, device=q.device)
+    maximum, total = torch.empty((2, num_seqs, num_heads, splits), dtype=torch.float32, device=q.device)
+    constants = batch.constants()
+    _decode_kernel[(num_seqs, num_kv_heads, splits)](
+        q,
+        batch.k_cache,
+        batch.v_cache,
+        acc,
+        maximum,
+        total,
+        batch.block_tables,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        batch.window,
+        q.stride(0),
+        *batch.strides(),
+        **constants,
+        BLOCK_M=tiles.block_m,
+        TILE=tiles.tile,
+        SPLITS=splits,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    _join_kernel[(num_seqs, num_heads)](
+        acc,
+        maximum,
+        total,
+        out,
+        batch.cu_seqlens_q,
+        out.stride(0),
+        D=head_dim,
+        BLOCK_D=constants["BLOCK_D"],
+        SPLITS=splits,
+        num_warps=1,
+    )
