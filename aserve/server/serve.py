@@ -25,7 +25,7 @@ import trio
 from aserve.core.config import EngineConfig, ServerConfig
 from aserve.core.errors import AserveError, ConfigError
 from aserve.server.engine_slot import EngineSlot
-from aserve.server.guard import GuardConfig, GuardedServer
+from aserve.server.guard import GuardConfig, GuardedServer, root_cause
 from aserve.server.listener import bind, url
 
 if TYPE_CHECKING:
@@ -236,6 +236,5 @@ def _say(text: str) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = root_cause(error)
     return error.message if isinstance(error, AserveError) else f"{type(error).__name__}: {error}"

@@ -8,18 +8,17 @@ other apps' disconnects when that task is cancelled. Created by ``server``, once
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import trio
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H2ProtocolAssumedError
-from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from hypercorn.utils import parse_socket_addr
 
 from aserve.server.guard.config import GuardConfig
 from aserve.server.guard.http1 import GuardedHTTP1
@@ -32,10 +31,20 @@ logger = logging.getLogger(__name__)
 _GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
+class _Background:
+    """What hypercorn's protocols know as their task group; apps are started by ``GuardedStream``."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+
+    def spawn(self, task: Callable[[], Awaitable[None]]) -> None:
+        self._nursery.start_soon(task)
+
+
 class _Protocol(ProtocolWrapper):
     """Hypercorn's switch between the two protocols, with the guarded ones in it."""
 
-    protocol: GuardedHTTP1 | GuardedHTTP2
+    protocol: GuardedHTTP1 | GuardedHTTP2  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, connection: GuardedConnection, apps: trio.Nursery, *args: Any) -> None:
         super().__init__(*args)
@@ -55,7 +64,7 @@ class _Protocol(ProtocolWrapper):
         try:
             await self.protocol.handle(event)
         except H2ProtocolAssumedError as error:
-            self.protocol = self._http2()
+            self.protocol = self._http2()  # pyright: ignore[reportIncompatibleVariableOverride]
             await self.protocol.initiate()
             await self.protocol.handle(RawData(data=error.data))
 
@@ -64,7 +73,7 @@ class GuardedConnection(TCPServer):
     """See the module."""
 
     config: GuardConfig
-    protocol: _Protocol
+    protocol: _Protocol  # pyright: ignore[reportIncompatibleVariableOverride]
     stream: PlainStream | TlsStream  # type: ignore[assignment]
 
     def __init__(self, app: Any, config: GuardConfig, stream: PlainStream | TlsStream) -> None:
@@ -86,9 +95,9 @@ class GuardedConnection(TCPServer):
             if alpn is not None:
                 await self._serve(alpn)
         except* _GONE as group:
-            logger.debug("a connection was lost: %r", group.exceptions[0])
+            logger.debug("a connection was lost: %r", root_cause(group))
         except* Exception as group:  # a fault of ours or of hypercorn's, but of one connection only
-            logger.warning("a connection was closed after an unexpected %r", _first(group))
+            logger.warning("a connection was closed after an unexpected %r", root_cause(group))
             logger.debug("its traceback", exc_info=group)
 
     async def _handshake(self) -> str | None:
@@ -102,17 +111,24 @@ class GuardedConnection(TCPServer):
     async def _serve(self, alpn: str) -> None:
         plain = isinstance(self.stream, trio.SocketStream)
         sock = (self.stream if isinstance(self.stream, trio.SocketStream) else self.stream.transport_stream).socket
-        peer = parse_socket_addr(sock.family, sock.getpeername())
-        own = parse_socket_addr(sock.family, sock.getsockname())
-        background = TaskGroup()
+        peer, own = sock.getpeername()[:2], sock.getsockname()[:2]
         async with trio.open_nursery() as nursery:
-            background._nursery = nursery
             nursery.start_soon(self.outbox.run)
             nursery.start_soon(self.timer.run)
             async with trio.open_nursery() as apps:
-                self.protocol = _Protocol(
-                    self, apps, self.app, self.config, self.context, background, self.state, not plain, peer, own,
-                    self.protocol_send, alpn,
+                self.protocol = _Protocol(  # pyright: ignore[reportIncompatibleVariableOverride]
+                    self,
+                    apps,
+                    self.app,
+                    self.config,
+                    self.context,
+                    _Background(nursery),
+                    self.state,
+                    not plain,
+                    peer,
+                    own,
+                    self.protocol_send,
+                    alpn,
                 )
                 self._arm(self.config.header_timeout)
                 await self.protocol.initiate()
@@ -199,8 +215,8 @@ class GuardedConnection(TCPServer):
                     pass
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
+def root_cause(error: BaseException) -> BaseException:
+    """The first error of a group of groups; ``error`` itself if it is not a group."""
     while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error

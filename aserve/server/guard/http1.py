@@ -30,8 +30,8 @@ class GuardedHTTP1(H11Protocol):
         drain: Waits until the peer has taken what was written.
     """
 
-    stream: GuardedStream | None  # type: ignore[assignment]
-    connection: h11.Connection
+    stream: GuardedStream | None  # pyright: ignore[reportIncompatibleVariableOverride]
+    connection: h11.Connection  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, *args: Any, apps: trio.Nursery, drain: Callable[..., Awaitable[None]]) -> None:
         super().__init__(*args)
@@ -55,7 +55,7 @@ class GuardedHTTP1(H11Protocol):
         if not isinstance(event, RawData):
             await super().handle(event)
         elif event.data:
-            if self.connection.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL):
+            if self.connection.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL):  # pyright: ignore[reportPrivateImportUsage]
                 self._ahead += len(event.data)
             self.connection.receive_data(event.data)
             await self._handle_events()
@@ -121,8 +121,9 @@ class GuardedHTTP1(H11Protocol):
             raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
 
     async def _create_stream(self, request: h11.Request) -> None:
-        self.stream = GuardedStream(self, STREAM_ID, apps=self._apps, on_read=self._on_read)
-        await self.stream.handle(
+        stream = GuardedStream(self, STREAM_ID, apps=self._apps, on_read=self._on_read)
+        self.stream = stream  # pyright: ignore[reportIncompatibleVariableOverride]
+        await stream.handle(
             Request(
                 stream_id=STREAM_ID,
                 headers=list(request.headers),

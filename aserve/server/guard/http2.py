@@ -10,20 +10,21 @@ streams with something to send take turns by the frame, and one round is one wri
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
-import h2.connection
 import h2.events
 import h2.exceptions
-import h2.settings
 import trio
 from h2.errors import ErrorCodes
-from hyperframe.frame import Frame, GoAwayFrame
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Event, Request, Response, StreamClosed
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.utils import filter_pseudo_headers
+from hyperframe.frame import GoAwayFrame
 
+from aserve.server.guard.config import GuardConfig
+from aserve.server.guard.lenient_h2 import LenientConnection
 from aserve.server.guard.send_buffer import SendBuffer
 from aserve.server.guard.stream import GuardedStream, LastWords, StreamAborted, error_body
 
@@ -32,28 +33,6 @@ _MOST_REPLY_BYTES = 2**18
 _CONNECTION_WINDOW_BYTES = 2**20
 _EARLY_ANSWER_BYTES = 2**20
 _TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-
-
-class _Settings(h2.settings.Settings):
-    @property
-    def max_concurrent_streams(self) -> int:
-        """No limit inside h2, which would end the whole connection; the announced limit is kept by the protocol."""
-        return 2**31
-
-    @max_concurrent_streams.setter
-    def max_concurrent_streams(self, value: int) -> None:
-        raise NotImplementedError
-
-
-class _Connection(h2.connection.H2Connection):
-    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[h2.events.Event]]:
-        """A GOAWAY without an error only says that no new streams come; h2 would stop sending on the running ones."""
-        if frame.error_code != ErrorCodes.NO_ERROR:
-            return super()._receive_goaway_frame(frame)
-        event = h2.events.ConnectionTerminated()
-        event.error_code = ErrorCodes.NO_ERROR
-        event.last_stream_id = frame.last_stream_id
-        return [], [event]
 
 
 class GuardedHTTP2(H2Protocol):
@@ -66,17 +45,15 @@ class GuardedHTTP2(H2Protocol):
         call_at: Asks for a call of ``check`` at a time (trio's clock).
     """
 
-    streams: dict[int, GuardedStream]  # type: ignore[assignment]
+    config: GuardConfig
+    streams: dict[int, GuardedStream]  # pyright: ignore[reportIncompatibleVariableOverride]
     in_headers = False  # frames while idle do not prolong the idle time: there is no telling what they begin
 
     def __init__(
         self, *args: Any, apps: trio.Nursery, drain: Callable[..., Awaitable[None]], call_at: Callable[[float], None]
     ) -> None:
         super().__init__(*args)
-        announced = dict(self.connection.local_settings)
-        announced[h2.settings.SettingCodes.ENABLE_CONNECT_PROTOCOL] = 0  # no WebSockets here
-        self.connection = _Connection(config=self.connection.config)
-        self.connection.local_settings = _Settings(client=False, initial_values=announced)
+        self.connection = LenientConnection(self.config)
         self.linger = False
         self._apps = apps
         self._drain = drain
@@ -95,7 +72,7 @@ class GuardedHTTP2(H2Protocol):
         self.connection.initiate_connection()
         self.connection.increment_flow_control_window(_CONNECTION_WINDOW_BYTES)
         await self._flush()
-        self.task_group.spawn(self.send_task)
+        self.task_group.spawn(self.send_task)  # pyright: ignore[reportUnknownMemberType]
         await self.send(Updated(idle=True))
 
     async def ready_to_read(self) -> None:
@@ -289,10 +266,8 @@ class GuardedHTTP2(H2Protocol):
             await self.send(Updated(idle=not self.streams))
 
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
-        try:
+        with suppress(h2.exceptions.ProtocolError):  # it may be closed already
             self.connection.reset_stream(stream_id, code)
-        except h2.exceptions.ProtocolError:
-            pass  # it is closed already
 
     # ---- the sender
 

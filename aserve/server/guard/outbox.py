@@ -28,9 +28,7 @@ class Outbox:
         on_broken: Called once, from whatever task notices, when nothing can be written any more.
     """
 
-    def __init__(
-        self, stream: PlainStream | TlsStream, stall_timeout: float, on_broken: Callable[[], None]
-    ) -> None:
+    def __init__(self, stream: PlainStream | TlsStream, stall_timeout: float, on_broken: Callable[[], None]) -> None:
         self._stream = stream
         self._socket = stream.socket if isinstance(stream, trio.SocketStream) else None
         self._stall_timeout = stall_timeout

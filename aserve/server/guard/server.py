@@ -14,7 +14,7 @@ import ssl
 from typing import Any
 
 import trio
-from hypercorn.utils import wrap_app
+from hypercorn.app_wrappers import ASGIWrapper
 
 from aserve.server.guard.config import GuardConfig
 from aserve.server.guard.connection import GuardedConnection
@@ -36,7 +36,7 @@ class GuardedServer:
     """
 
     def __init__(self, app: Any, config: GuardConfig, sock: socket.socket) -> None:
-        self._app = wrap_app(app, config.wsgi_max_body_size, "asgi")
+        self._app = ASGIWrapper(app)
         self._config = config
         self._socket = sock
         self._tls: ssl.SSLContext | None = config.create_ssl_context()

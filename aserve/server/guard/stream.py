@@ -11,11 +11,12 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import trio
 from hypercorn.protocol.events import Body, EndBody, Event, Response, StreamClosed
 from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
+from hypercorn.typing import TaskGroup
 
 from aserve.server.guard.config import GuardConfig
 from aserve.server.guard.inbox import Inbox
@@ -53,8 +54,15 @@ class GuardedStream(HTTPStream):
 
     def __init__(self, protocol: Any, stream_id: int, *, apps: trio.Nursery, on_read: Callable[[int], None]) -> None:
         super().__init__(
-            protocol.app, protocol.config, protocol.context, self, protocol.ssl, protocol.client, protocol.server,
-            protocol.stream_send, stream_id,
+            protocol.app,
+            protocol.config,
+            protocol.context,
+            cast(TaskGroup, self),
+            protocol.ssl,
+            protocol.client,
+            protocol.server,
+            protocol.stream_send,
+            stream_id,
         )
         self.inbox = Inbox(on_read)
         self.request_ended = False

@@ -36,7 +36,10 @@ class Stock:
     def port(self) -> int:
         if not self.alive():
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "guard_stock.py")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                [sys.executable, str(HERE / "guard_stock.py")],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
             )
             assert self._process.stdout is not None
             self._port = int(self._process.stdout.readline())

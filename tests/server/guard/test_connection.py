@@ -69,8 +69,8 @@ async def test_polling_receive_sees_the_disconnect() -> None:
 
     async def app(scope, receive, send) -> None:
         while True:
-            with trio.CancelScope() as scope:
-                scope.cancel()
+            with trio.CancelScope() as now:
+                now.cancel()
                 if (await receive())["type"] == "http.disconnect":
                     break
             await trio.sleep(0.01)

@@ -55,7 +55,8 @@ MALFORMED = {
     "folded header": b"GET /ok HTTP/1.1\r\nHost: x\r\nX: a\r\n  b\r\n\r\n",
     "h2c upgrade": b"GET /ok HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
     b"HTTP2-Settings: !!!\r\n\r\n",
-    "websocket over garbage": b"GET /ok HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n\x81\xff",
+    "websocket over garbage": b"GET /ok HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    b"\x81\xff",
     "pipelined garbage": b"GET /ok HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + b"\0\0\0",
     "preface twice": PREFACE * 2,
     "preface, then garbage": PREFACE + random.Random(3).randbytes(300),
