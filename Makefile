@@ -9,6 +9,8 @@ BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := aserve aserve_kernels examples tests
+# yields inside scopes and unshielded awaits in finally, which ruff does not find; the guard argues its two in place
+ASYNC_SOURCES = $(shell grep -rlE 'async (def|with)' aserve examples --include='*.py' | grep -v aserve/server/guard/)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -56,7 +58,7 @@ test: lint types pytest  ## everything that must hold: lint, types, tests (about
 lint: dev  ## format, lint, async rules, import contracts, spelling
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/flake8-async aserve examples
+	$(BIN)/flake8-async --enable ASYNC101,ASYNC102,ASYNC119 $(ASYNC_SOURCES)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell aserve aserve_kernels examples tests docs README.md CONTRIBUTING.md
 

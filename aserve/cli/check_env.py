@@ -103,7 +103,7 @@ def _torch() -> dict[str, Any]:
 
 def _cache(folder: Path) -> dict[str, Any]:
     existing = next(p for p in (folder, *folder.parents) if p.exists())
-    models = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    models = sorted(path.name for path in (folder / "models").glob("*/"))
     return {
         "folder": str(folder),
         "exists": folder.is_dir(),
