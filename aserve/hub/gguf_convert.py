@@ -17,6 +17,7 @@ from aserve.hub.gguf_tensors import weight_sources
 from aserve.hub.gguf_tokenizer import build_tokenizer
 from aserve.hub.safetensors_writer import Weight, write_safetensors
 
+
 def convert_gguf(path: Path, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
     """Write the model of a GGUF file into an existing folder.
 
