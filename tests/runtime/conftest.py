@@ -47,12 +47,14 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_executor(tiny_folder: Path) -> Callable[..., LocalExecutor]:
-    def make(folder: Path = tiny_folder, kernels: Any = "cpu", **settings: Any) -> LocalExecutor:
+    def make(
+        folder: Path = tiny_folder, *, device: Any = "cpu", kernels: Any = "auto", **settings: Any
+    ) -> LocalExecutor:
         """``settings`` are fields of CacheConfig and SchedulerConfig."""
         cache = {k: settings.pop(k) for k in list(settings) if k in CacheConfig.__dataclass_fields__}
         return build_executor(
             EngineConfig(
-                model=ModelConfig(model="tiny", dtype="float32", device="cpu", kernels=kernels),
+                model=ModelConfig(model="tiny", dtype="float32", device=device, kernels=kernels),
                 cache=CacheConfig(**cache),
                 scheduler=SchedulerConfig(**settings),
             ),
