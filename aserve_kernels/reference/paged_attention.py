@@ -47,7 +47,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int |
     keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))  # [seq_len, Hq, D]
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
     key_positions = torch.arange(seq_len, device=q.device)
-    query_positions = key_positions.new_tensor(range(seq_len - query_len, seq_len)).unsqueeze(1)
+    query_positions = torch.arange(seq_len - query_len, seq_len, device=q.device).unsqueeze(1)
     visible = key_positions <= query_positions
     if window is not None:
         visible &= key_positions > query_positions - window

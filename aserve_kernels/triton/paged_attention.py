@@ -36,6 +36,6 @@ def paged_attention(
     batch = Batch(q, k_cache, v_cache, block_tables, cu_seqlens_q, seq_lens, scale, reach, result)
     if max_query_len > 1:
         attend_prefills(batch)
-    if max_query_len == 1 or len(seq_lens) > 1:
+    if len(q) == 1 or len(seq_lens) > 1:
         attend_decodes(batch)
     return result
