@@ -201,4 +201,4 @@ def request_to():
 @pytest.fixture
 def within():
     """A limit that only a hang reaches."""
-    return partial(anyio.fail_after, 20)
+    return partial(anyio.fail_after, 60)
