@@ -29,7 +29,7 @@ def main(model: str) -> int:
     """Returns 0 if the question was answered and the server stopped cleanly."""
     if not Path(model).exists():
         subprocess.run([*ASERVE, "pull", model], check=True)
-    command = [*ASERVE, "serve", model, "--port", "0"]
+    command = [*ASERVE, "serve", model, "--port", "0", "--log-level", "warning"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
