@@ -20,6 +20,7 @@ class Capacity:
         max_batch_tokens: tokens in one step.
         max_model_len: longest prompt plus answer the model is used for.
         max_in_flight: steps that may be submitted and not yet committed (1: no overlap, 2: overlap).
+        vocab_size: token ids lie in [0, vocab_size).
     """
 
     num_blocks: int
@@ -28,6 +29,7 @@ class Capacity:
     max_batch_tokens: int
     max_model_len: int
     max_in_flight: int = 1
+    vocab_size: int = 2**31 - 1
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_batch_tokens", "max_model_len", "max_in_flight"):

@@ -48,6 +48,7 @@ class Engine:
         capacity: what the executor can hold.
         tokenizer: the model's.
         model_names: the names under which clients may ask for the model, at least one.
+        vocab_size: token ids that tokenizer and model both know lie in [0, vocab_size).
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.model_names = model_names
         self.capacity = capacity
+        self.vocab_size = _vocab_size(tokenizer, capacity)
         self._client = client
         self._router = router
         self._lifecycle = lifecycle
@@ -192,6 +194,11 @@ class Engine:
         return self.generate(request)
 
 
+def _vocab_size(tokenizer: Tokenizer, capacity: Capacity) -> int:
+    # a tokenizer may have ids that the model has no embedding for, and the other way round
+    return min(tokenizer.vocab_size, capacity.vocab_size)
+
+
 def _make_scheduler(config: EngineConfig, capacity: Capacity) -> Scheduler:
     return Scheduler(capacity, policy=config.scheduler.policy, prefix_cache=config.cache.prefix_cache)
 
@@ -235,7 +242,7 @@ async def run_engine(
             lifecycle=lifecycle,
             recorder=recorder,
             capacity=capacity,
-            vocab_size=tokenizer.vocab_size,
+            vocab_size=_vocab_size(tokenizer, capacity),
             max_queue=config.scheduler.max_queue,
         )
         yield Engine(

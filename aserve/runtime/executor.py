@@ -130,6 +130,7 @@ def build_executor(
             max_batch_tokens=limits.max_batch_tokens,
             max_model_len=limits.max_model_len,
             max_in_flight=limits.max_in_flight,
+            vocab_size=spec.vocab_size,
         )
         caches = kv_cache.allocate(
             model.spec, num_blocks=num_blocks, block_size=capacity.block_size, dtype=model.ctx.dtype, device=device

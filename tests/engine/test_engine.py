@@ -293,3 +293,12 @@ async def test_ids_that_the_vocabulary_lacks_are_refused(running, request_to, wi
         async with running() as engine:
             with pytest.raises(InvalidRequestError, match="999"):
                 await text_of(engine.generate(request_to(engine, [1, 999])))
+
+
+async def test_ids_that_the_model_does_not_know_are_refused(running, request_to):
+    """A tokenizer may know more ids than the model has embeddings for; such a prompt must not reach the model."""
+    async with running(vocab_size=200) as engine:
+        assert engine.vocab_size == 200
+        with pytest.raises(InvalidRequestError, match="200"):
+            await text_of(engine.generate(request_to(engine, bytes([200]))))
+        assert len(await text_of(engine.generate(request_to(engine, bytes([199]))))) == 8
