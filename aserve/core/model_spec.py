@@ -302,6 +302,8 @@ def _sliding_windows(reader: _Reader, family: _Family, num_layers: int) -> tuple
     if not reader.boolean("use_sliding_window", False):
         window = None
     layer_types: object = reader.config.get("layer_types")
+    if layer_types is None and window is None:
+        return (None,) * num_layers
     if layer_types is None:
         first = reader.config.get("max_window_layers", 28)
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
