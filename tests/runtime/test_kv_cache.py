@@ -171,8 +171,9 @@ def test_the_suggested_size_works(available: int, size: int) -> None:
         with pytest.raises(ConfigError) as caught:
             count_cpu_blocks(config, needs, available)
         flag, value = caught.value.message.split()[-2:]
-        setting = int(value) if flag == "--kv-cache-tokens" else value
-        assert count_cpu_blocks(CacheConfig(**{flag[2:].replace("-", "_"): setting}), needs, available) >= 1
+        by_tokens = flag == "--kv-cache-tokens"
+        better = CacheConfig(kv_cache_tokens=int(value)) if by_tokens else CacheConfig(kv_cache_memory=value)
+        assert count_cpu_blocks(better, needs, available) >= 1
 
 
 def test_allocate() -> None:
