@@ -49,6 +49,7 @@ class Engine:
         tokenizer: the model's.
         model_names: the names under which clients may ask for the model, at least one.
         vocab_size: token ids that tokenizer and model both know lie in [0, vocab_size).
+        end_token_ids: the model's end-of-text ids, as far as it can emit them.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Engine:
         self.model_names = model_names
         self.capacity = capacity
         self.vocab_size = _vocab_size(tokenizer, capacity)
+        self.end_token_ids = tuple(i for i in tokenizer.stop_token_ids if i < self.vocab_size)
         self._client = client
         self._router = router
         self._lifecycle = lifecycle
@@ -188,7 +190,7 @@ class Engine:
             request_id=self.new_request_id(),
             prompt_token_ids=ids,
             max_tokens=self.fit(len(ids), options.get("max_tokens")),
-            end_token_ids=self.tokenizer.stop_token_ids,
+            end_token_ids=self.end_token_ids,
             defaults=self.tokenizer.generation_defaults,
         )
         return self.generate(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -297,8 +298,8 @@ async def test_ids_that_the_vocabulary_lacks_are_refused(running, request_to, wi
 
 async def test_ids_that_the_model_does_not_know_are_refused(running, request_to):
     """A tokenizer may know more ids than the model has embeddings for; such a prompt must not reach the model."""
-    async with running(vocab_size=200) as engine:
-        assert engine.vocab_size == 200
-        with pytest.raises(InvalidRequestError, match="200"):
-            await text_of(engine.generate(request_to(engine, bytes([200]))))
-        assert len(await text_of(engine.generate(request_to(engine, bytes([199]))))) == 8
+    async with running(vocab_size=258) as engine:
+        assert engine.vocab_size == 258
+        with pytest.raises(InvalidRequestError, match="257"):
+            await text_of(engine.generate(replace(request_to(engine), prompt_token_ids=(258,))))
+        assert len(await text_of(engine.generate(replace(request_to(engine), prompt_token_ids=(257,))))) == 8
