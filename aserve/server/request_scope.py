@@ -22,6 +22,7 @@ from aserve.server.asgi import Receive, RequestHead, Send
 from aserve.server.outgoing import Outgoing
 
 GRACE_S = 1.0
+_TICKS = 4  # how often timers look, within the time that they measure
 
 
 class Closable(Protocol):
@@ -122,23 +123,28 @@ class RequestScope:
             self.close(GenerationClosedError("the client left before the answer was complete"), gone=True)
 
     async def _keep_time(self) -> None:
-        """Close the request at its deadline, or when a send has been stuck for too long."""
+        """Close the request at its deadline, or when one send has been in progress for too long."""
+        out, seen, since_s = self.out, (False, -1), 0.0
         while not self.gone:
             now_s = anyio.current_time()
             if now_s >= self._deadline_s:
                 self._deadline_s = math.inf
                 self.close(DeadlineExceededError("the time limit of this request has passed"))
-            since_s = self.out.sending_since_s
-            left_s = self._stall_s / 4 if since_s is None else since_s + self._stall_s - now_s
-            if left_s <= 0:
+            if (now := (out.sending, out.num_sent)) != seen:
+                seen, since_s = now, now_s
+            elif out.sending and now_s - since_s >= self._stall_s:
                 self.close(GenerationClosedError("the client does not read its answer"), gone=True)
-            await anyio.sleep(min(max(left_s, 0.0), self._deadline_s - now_s))
+            await anyio.sleep(min(self._stall_s / _TICKS, self._deadline_s - now_s))
 
     async def _keep_alive(self) -> None:
         """Fill the silence of a stream with comments. A task of its own, since its send can be stuck, too."""
+        out, seen, since_s = self.out, -1, 0.0
         with self._ping_scope:
-            while not self.gone and not self.out.finished:
-                left_s = self.out.last_s + self._keepalive_s - anyio.current_time()
-                if left_s <= 0:
-                    await self.out.ping()
-                await anyio.sleep(max(left_s, 0.01))
+            while not self.gone and not out.finished:
+                now_s = anyio.current_time()
+                if out.sending or out.num_sent != seen:
+                    seen, since_s = out.num_sent, now_s
+                elif now_s - since_s >= self._keepalive_s:
+                    await out.ping()
+                    continue
+                await anyio.sleep(max(self._keepalive_s / _TICKS, 0.01))
