@@ -1,7 +1,9 @@
 """From plan rows to the tensors of a step: what every slot's block table is, and how a step is laid out.
 
-Plans carry only new block ids, so the tables kept here are a function of the plans seen so far. Knows nothing of
-models or sampling, apart from the last token of each slot, which stays on the device for rows that continue a token
+Plans carry only new block ids, so the tables kept here are a function of the plans seen so far. What lies behind a
+sequence's end is its own: table entries past its blocks repeat its first one, and on the CPU a block is zeroed when a
+sequence gets it. So kernels that read in whole blocks and mask afterwards never meet another request's NaN, which no
+mask hides (0 * NaN is NaN). Knows nothing of models or sampling, apart from the last token of each slot, which stays on the device for rows that continue a token
 still in flight. Called by the model runner, once per step and in step order.
 """
 
@@ -102,10 +104,26 @@ class BatchBuilder:
 
     def _grow_tables(self, plan: StepPlan) -> None:
         counts = self._num_blocks
-        for _, slot, _, _, block_ids, _, new in plan.sequences:
+        fresh: list[int] = []
+        for _, slot, start, _, block_ids, _, new in plan.sequences:
             if new is not None:
                 counts[slot] = 0
+                self._tables[slot] = block_ids[0]
             if block_ids:
                 count = counts[slot]
                 counts[slot] = end = count + len(block_ids)
                 self._tables[slot, count:end] = block_ids
+                num_cached = start // self._block_size if new is not None else 0  # holds a reused prefix
+                fresh += block_ids[num_cached:]
+        if fresh and self._device.type == "cpu":
+            self._zero(fresh)
+
+    def _zero(self, block_ids: list[int]) -> None:
+        """Clear blocks of what they held: 0.2 ms for 30 layers, in the steps in which a sequence gets a block.
+
+        Kernels for GPUs load nothing beyond a sequence's end, and need no help.
+        """
+        index = torch.tensor(block_ids)
+        for keys, values in self._kv_caches:
+            keys.index_fill_(0, index, 0)
+            values.index_fill_(0, index, 0)

@@ -109,7 +109,7 @@ def allocate(
     """Return keys and values [N, P, Hkv, D] per layer, uninitialised. Raises ConfigError when memory runs out.
 
     Not zeroed: on a CPU, pages that are never written then take no memory. Whatever the memory held, NaN included, is
-    never read: attention reads positions below a sequence's length only, and those are written first.
+    never seen: ``BatchBuilder`` clears a block when a sequence gets it.
     """
     shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
     try:

@@ -227,7 +227,12 @@ def test_capacity_and_defaults(make_executor: Any, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO, "aserve.runtime"):
         capacity = make_executor().capacity
     assert capacity == Capacity(
-        num_blocks=32 * 512 // 16, block_size=16, max_num_seqs=32, max_batch_tokens=512, max_model_len=512
+        num_blocks=32 * 512 // 16,
+        block_size=16,
+        max_num_seqs=32,
+        max_batch_tokens=512,
+        max_model_len=512,
+        vocab_size=260,
     )
     (record,) = [r for r in caplog.records if r.name.startswith("aserve.runtime")]
     assert record.getMessage() == (
