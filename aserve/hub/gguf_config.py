@@ -49,15 +49,23 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     if embedding is None:
         raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing")
     config: dict[str, Any] = {
-        "architectures": [architecture], "model_type": model_type, "vocab_size": embedding.shape[0],
-        "hidden_size": hidden, "intermediate_size": file.integer("{arch}.feed_forward_length"),
-        "num_hidden_layers": file.integer("{arch}.block_count"), "num_attention_heads": heads,
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": file.integer("{arch}.feed_forward_length"),
+        "num_hidden_layers": file.integer("{arch}.block_count"),
+        "num_attention_heads": heads,
         "num_key_value_heads": file.integer("{arch}.attention.head_count_kv", heads),
         "head_dim": file.integer("{arch}.attention.key_length", hidden // heads),
         "max_position_embeddings": file.integer("{arch}.context_length"),
         "rms_norm_eps": _short(file.number("{arch}.attention.layer_norm_rms_epsilon")),
-        "tie_word_embeddings": "output.weight" not in file.tensors, "hidden_act": "silu",
-        "dtype": "bfloat16", "use_cache": True, "rope_parameters": _rope(file), **_token_ids(file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "hidden_act": "silu",
+        "dtype": "bfloat16",
+        "use_cache": True,
+        "rope_parameters": _rope(file),
+        **_token_ids(file),
     }
     if model_type in ("llama", "qwen3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
@@ -76,8 +84,11 @@ def generation_config(file: GgufFile) -> dict[str, Any]:
     ids = _token_ids(file)
     tokens, kinds = file.items("tokenizer.ggml.tokens"), file.items("tokenizer.ggml.token_type")
     ends = [ids.get("eos_token_id"), file.find("tokenizer.ggml.eot_token_id"), file.find("tokenizer.ggml.eom_token_id")]
-    ends += [n for n, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-             if kind == _CONTROL and token in _END_TOKENS]
+    ends += [
+        n
+        for n, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == _CONTROL and token in _END_TOKENS
+    ]
     return {**ids, "eos_token_id": list(dict.fromkeys(i for i in ends if isinstance(i, int)))}
 
 
@@ -90,13 +101,19 @@ def _token_ids(file: GgufFile) -> dict[str, int]:
 def _gemma(config: dict[str, Any], window: int) -> dict[str, Any]:
     """Settings that every Gemma 3 text model shares (its model card and transformers' configuration)."""
     layers = config["num_hidden_layers"]
-    rope = {"full_attention": config["rope_parameters"],
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    rope = {
+        "full_attention": config["rope_parameters"],
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
     return {
-        "hidden_activation": "gelu_pytorch_tanh", "sliding_window": window, "attention_bias": False,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": window,
+        "attention_bias": False,
         "layer_types": ["full_attention" if n % 6 == 5 else "sliding_attention" for n in range(layers)],
-        "query_pre_attn_scalar": config["head_dim"], "rope_parameters": rope,
-        "final_logit_softcapping": None, "attn_logit_softcapping": None,
+        "query_pre_attn_scalar": config["head_dim"],
+        "rope_parameters": rope,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
     }
 
 
@@ -125,8 +142,13 @@ def _llama3(file: GgufFile, theta: float) -> dict[str, Any]:
     """Recover Llama 3's scaling from the divisors that llama.cpp computed from it, and check that they agree."""
     divisors = file.tensors["rope_freqs.weight"].values().reshape(-1)
     factor = _short(float(divisors.max()))
-    rope = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": _LLAMA3_CONTEXT}
+    rope = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": _LLAMA3_CONTEXT,
+    }
     expected: list[float] = []
     for n in range(len(divisors)):
         wavelength = 2 * math.pi * theta ** (n / len(divisors))

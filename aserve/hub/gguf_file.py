@@ -24,6 +24,7 @@ _CHUNK_VALUES = 4 * 2**20
 class GgufTensor:
     """One stored tensor. ``shape`` is in numpy order (rows first), ``kind`` is ggml's name of the quantisation."""
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     kind: str
@@ -41,7 +42,7 @@ class GgufTensor:
         rows = self.stored.reshape(num_rows, -1)
         step = max(1, _CHUNK_VALUES // row_size)
         for start in range(0, num_rows, step):
-            yield self._dequantise(rows[start:start + step])
+            yield self._dequantise(rows[start : start + step])
 
     def _dequantise(self, stored: Any) -> Array:
         from gguf import GGMLQuantizationType
@@ -50,7 +51,9 @@ class GgufTensor:
         try:
             return dequantize(stored, GGMLQuantizationType[self.kind])
         except NotImplementedError as error:
-            raise ModelLoadError(f"tensor {self.name} is stored as {self.kind}, which cannot be converted") from error
+            raise ModelLoadError(
+                f"{self.path}: tensor {self.name} is stored as {self.kind}, which cannot be converted"
+            ) from error
 
 
 def _plain_reader(path: Path) -> Any:
@@ -83,15 +86,17 @@ class GgufFile:
             reader = _plain_reader(path)
             self._fields: Any = reader.fields
             self.tensors = {
-                t.name: GgufTensor(t.name, tuple(int(n) for n in reversed(t.shape)), t.tensor_type.name,
-                                   int(t.n_bytes), t.data)
+                t.name: GgufTensor(
+                    path, t.name, tuple(int(n) for n in reversed(t.shape)), t.tensor_type.name, int(t.n_bytes), t.data
+                )
                 for t in reader.tensors
             }
         except OSError as error:
             raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}") from error
         except Exception as error:  # the reader raises ValueError, IndexError, KeyError, OverflowError ...
-            raise ModelLoadError(f"{path} is no GGUF file, or it is damaged or cut off; download it again ({error})"
-                                 ) from error
+            raise ModelLoadError(
+                f"{path} is no GGUF file, or it is damaged or cut off; download it again ({error})"
+            ) from error
         num_parts = self.integer("split.count", 1)
         if num_parts > 1:
             raise ModelLoadError(f"{path} is one of {num_parts} parts; join them first with llama-gguf-split --merge")

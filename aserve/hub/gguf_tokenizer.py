@@ -16,16 +16,26 @@ from aserve.hub.gguf_file import GgufFile
 
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # token types of llama.cpp
 
-_QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-          r"|\s+(?!\S)|\s+")
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 _LLAMA3 = _QWEN2.replace(r"\p{N}| ?", r"\p{N}{1,3}| ?")
-_TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-           r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-           r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _SPLITS: Mapping[str, str | None] = {
-    "gpt-2": None, "smollm": None, "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3, "llama-v3": _LLAMA3, "tekken": _TEKKEN,
+    "gpt-2": None,
+    "smollm": None,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "tekken": _TEKKEN,
 }
 """How text is split before merging, by ``tokenizer.ggml.pre``: as in these models' own tokenizer.json. None is the
 expression of GPT-2."""
@@ -54,8 +64,11 @@ def build_tokenizer(file: GgufFile) -> tuple[Any, dict[str, Any]]:
             raise ModelLoadError(f"{file.path}: tokenizers of kind {kind!r} cannot be converted, only gpt2 and llama")
         kinds = file.items("tokenizer.ggml.token_type")
         for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-            added = [AddedToken(token, normalized=False, special=special)
-                     for token, kind in zip(tokens, kinds, strict=False) if kind == wanted]
+            added = [
+                AddedToken(token, normalized=False, special=special)
+                for token, kind in zip(tokens, kinds, strict=False)
+                if kind == wanted
+            ]
             (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
         config = _config(file, tokens)
         tokenizer.post_processor = _ends(config, tokens)
@@ -70,7 +83,8 @@ def _config(file: GgufFile, tokens: Sequence[str]) -> dict[str, Any]:
     sentencepiece = file.text("tokenizer.ggml.model") == "llama"
     adds_bos = sentencepiece or file.text("tokenizer.ggml.pre", "") in ("llama-bpe", "llama3", "llama-v3")
     config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
         "model_max_length": file.integer("{arch}.context_length"),
         "add_bos_token": file.flag("tokenizer.ggml.add_bos_token", adds_bos),
         "add_eos_token": file.flag("tokenizer.ggml.add_eos_token", False),
@@ -91,8 +105,10 @@ def _ends(config: Mapping[str, Any], tokens: Sequence[str]) -> Any:
     bos = [config["bos_token"]] if config["add_bos_token"] else []
     eos = [config["eos_token"]] if config["add_eos_token"] else []
     return processors.TemplateProcessing(
-        single=[*bos, "$A", *eos], pair=[*bos, "$A", *eos, *[f"{t}:1" for t in bos], "$B:1", *[f"{t}:1" for t in eos]],
-        special_tokens=[(token, tokens.index(token)) for token in {*bos, *eos}])
+        single=[*bos, "$A", *eos],
+        pair=[*bos, "$A", *eos, *[f"{t}:1" for t in bos], "$B:1", *[f"{t}:1" for t in eos]],
+        special_tokens=[(token, tokens.index(token)) for token in {*bos, *eos}],
+    )
 
 
 def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
@@ -102,8 +118,9 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
         known = ", ".join(_SPLITS)
         raise ModelLoadError(f"{file.path}: text splitting {name!r} is not known ({known}); use the original folder")
     merges = [_pair(str(merge)) for merge in file.items("tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(models.BPE(vocab=_vocabulary(tokens), merges=merges,
-                                     ignore_merges=name in _TAKES_WHOLE_WORDS))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=_vocabulary(tokens), merges=merges, ignore_merges=name in _TAKES_WHOLE_WORDS)
+    )
     split = _SPLITS[name]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     if split is not None:
@@ -125,11 +142,19 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> Tokenizer:
     by_order = file.architecture.startswith("gemma")
     scores = range(0, -len(tokens), -1) if by_order else file.items("tokenizer.ggml.scores")
     unknown = file.integer("tokenizer.ggml.unknown_token_id", 0)
-    pieces = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True)
-              if kind not in (_CONTROL, _BYTE)}
+    pieces = {
+        token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind not in (_CONTROL, _BYTE)
+    }
     vocabulary = _vocabulary(tokens)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(pieces, vocabulary), unk_token=tokens[unknown],
-                                     fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=_merges(pieces, vocabulary),
+            unk_token=tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
     decoder: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if file.flag("tokenizer.ggml.add_space_prefix", True):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

@@ -43,21 +43,26 @@ def fetch(model: str, *, revision: str | None, offline: bool) -> Path:
         download = cast(Callable[..., str], cast(Any, huggingface_hub).snapshot_download)
         folder = Path(download(model, revision=revision, allow_patterns=list(_FILES), local_files_only=offline))
     except GatedRepoError as error:
-        raise ModelLoadError(f"{model} is a gated model: accept its licence at https://huggingface.co/{model} and set "
-                             "HF_TOKEN") from error
+        raise ModelLoadError(
+            f"{model} is a gated model: accept its licence at https://huggingface.co/{model} and set HF_TOKEN"
+        ) from error
     except RepositoryNotFoundError as error:
-        raise ModelLoadError(f"there is no model {model} on the hub (or it is private and HF_TOKEN is not set)"
-                             ) from error
+        raise ModelLoadError(
+            f"there is no model {model} on the hub (or it is private and HF_TOKEN is not set)"
+        ) from error
     except RevisionNotFoundError as error:
         raise ModelLoadError(f"the model {model} has no revision {revision} on the hub") from error
     except LocalEntryNotFoundError as error:
         why = "the hub is switched off (HF_HUB_OFFLINE)" if offline else "the hub cannot be reached"
-        raise ModelLoadError(f"{model} is no folder and no downloaded model here, and {why}; give the path of a model "
-                             "folder, or download it where there is a network") from error
+        raise ModelLoadError(
+            f"{model} is no folder and no downloaded model here, and {why}; give the path of a model "
+            "folder, or download it where there is a network"
+        ) from error
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelLoadError(f"{model} could not be downloaded from the hub: {reason}") from error
     if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"the hub model {model} has no config.json; only models in Hugging Face form can be "
-                             "taken from the hub")
+        raise ModelLoadError(
+            f"the hub model {model} has no config.json; only models in Hugging Face form can be taken from the hub"
+        )
     return folder

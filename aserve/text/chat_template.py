@@ -37,8 +37,10 @@ class ChatTemplate:
         self._templates = {"default": templates} if isinstance(templates, str) else dict(templates)
         if "default" not in self._templates:
             names = ", ".join(sorted(self._templates))
-            raise ModelLoadError(f"the model has several chat templates ({names}) and none named default; "
-                                 "choose one with --chat-template")
+            raise ModelLoadError(
+                f"the model has several chat templates ({names}) and none named default; "
+                "choose one with --chat-template"
+            )
         self._special_tokens = dict(special_tokens)
         self._formats = {name: self._probe(name) for name in self._templates}
 
@@ -47,8 +49,14 @@ class ChatTemplate:
         """The default template."""
         return self._templates["default"]
 
-    def render(self, messages: Sequence[Any], *, tools: Sequence[dict[str, Any]] | None = None,
-               add_generation_prompt: bool = True, **options: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Any],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> str:
         """Return the prompt for some OpenAI messages; ``options`` become variables of the template.
 
         Raises:
@@ -61,16 +69,23 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         try:
             prepared = normalise(messages, self._formats[name])
-            return self._render(name, prepared, tools=list(tools) if tools else None,
-                                add_generation_prompt=add_generation_prompt, **options)
+            return self._render(
+                name,
+                prepared,
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                **options,
+            )
         except InvalidRequestError:
             raise
         except TemplateError as error:
-            raise InvalidRequestError(f"the model's chat template does not accept these messages: {error.message}",
-                                      param="messages") from error
+            raise InvalidRequestError(
+                f"the model's chat template does not accept these messages: {error.message}", param="messages"
+            ) from error
         except Exception as error:  # whatever an expression in a template can raise: TypeError, KeyError, ...
-            raise InvalidRequestError(f"the model's chat template failed on these messages: {error}",
-                                      param="messages") from error
+            raise InvalidRequestError(
+                f"the model's chat template failed on these messages: {error}", param="messages"
+            ) from error
 
     def _render(self, name: str, messages: list[dict[str, Any]], **options: Any) -> str:
         from transformers.utils import chat_template_utils
@@ -81,7 +96,8 @@ class ChatTemplate:
 
     def _probe(self, name: str) -> TemplateFormat:
         content_parts = not self._shows(name, [{"role": "user", "content": _PROBE}]) and self._shows(
-            name, [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}])
+            name, [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
+        )
         return TemplateFormat(
             content_parts=content_parts,
             arguments_as_text=self._wants_text_arguments(name, content_parts),
@@ -90,12 +106,14 @@ class ChatTemplate:
 
     def _wants_text_arguments(self, name: str, content_parts: bool) -> bool:
         """Whether a mapping of arguments is not printed as JSON or item by item, but JSON text is."""
+
         def shown(arguments: Any) -> str:
             function = {"name": "f", "arguments": arguments}
             call = {"id": "call00001", "type": "function", "function": function}
             content: Any = [{"type": "text", "text": "a"}] if content_parts else "a"
-            return self._attempt(name, [{"role": "user", "content": content},
-                                        {"role": "assistant", "content": "", "tool_calls": [call]}])
+            return self._attempt(
+                name, [{"role": "user", "content": content}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+            )
 
         arguments = {_PROBE: "x"}
         as_mapping = shown(arguments)

@@ -93,8 +93,8 @@ class WindowDetokenizer:
         return self._emit(self._decode(self._ids)) if len(self._ids) > self._num_emitted else ""
 
     def _emit(self, text: str) -> str:
-        new = text[len(self._seen):]
-        del self._ids[:self._num_emitted]
+        new = text[len(self._seen) :]
+        del self._ids[: self._num_emitted]
         self._num_emitted = len(self._ids)
         self._seen = self._decode(self._ids)
         return new

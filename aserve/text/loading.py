@@ -16,8 +16,12 @@ from aserve.text.settings import read_json
 _FILES = ("tokenizer.json", "tokenizer.model")
 
 _FAMILY_CLASSES: Mapping[str, str] = {
-    "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "qwen3_moe": "Qwen2Tokenizer",
-    "gemma": "GemmaTokenizer", "gemma2": "GemmaTokenizer", "gemma3": "GemmaTokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "qwen3_moe": "Qwen2Tokenizer",
+    "gemma": "GemmaTokenizer",
+    "gemma2": "GemmaTokenizer",
+    "gemma3": "GemmaTokenizer",
     "gemma3_text": "GemmaTokenizer",
 }
 """transformers' tokenizer class by model type, where it is not the plain backend."""

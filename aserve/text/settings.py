@@ -16,7 +16,10 @@ from aserve.core.errors import ModelLoadError
 
 _TINY = 1e-9
 _RANGES: Mapping[str, tuple[float, float]] = {
-    "repetition_penalty": (_TINY, math.inf), "temperature": (0, math.inf), "top_p": (_TINY, 1), "top_k": (0, math.inf),
+    "repetition_penalty": (_TINY, math.inf),
+    "temperature": (0, math.inf),
+    "top_p": (_TINY, 1),
+    "top_k": (0, math.inf),
     "min_p": (0, 1),
 }
 """Valid values of the sampling settings; the penalty and top_p must be above 0."""
@@ -58,8 +61,9 @@ def read_settings(folder: Path) -> TextSettings:
     generation = read_json(folder / "generation_config.json")
     size: Any = text_config.get("vocab_size", config.get("vocab_size"))
     stops = [i for source in (generation, config, text_config) for i in _ids(source.get("eos_token_id"))]
-    return TextSettings(size if _is_int(size) and size > 0 else None, tuple(dict.fromkeys(stops)),
-                        _defaults(generation))
+    return TextSettings(
+        size if _is_int(size) and size > 0 else None, tuple(dict.fromkeys(stops)), _defaults(generation)
+    )
 
 
 def _is_int(value: Any) -> bool:

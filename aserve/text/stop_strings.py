@@ -54,7 +54,7 @@ class StopMatcher:
             if longest:
                 self._matched = True
                 self._held = ""
-                return whole[:n + 1 if self._include else n + 1 - longest], True
+                return whole[: n + 1 if self._include else n + 1 - longest], True
         shown = len(whole) - max(self._states)
         self._held = whole[shown:]
         return whole[:shown], False

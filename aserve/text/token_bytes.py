@@ -24,8 +24,9 @@ class TokenBytes(dict[int, bytes]):
     Safe to share between threads: two that miss at once store the same value.
     """
 
-    def __init__(self, piece_of: Callable[[int], str | None], to_bytes: Callable[[str], bytes],
-                 hidden: Collection[int] = ()) -> None:
+    def __init__(
+        self, piece_of: Callable[[int], str | None], to_bytes: Callable[[str], bytes], hidden: Collection[int] = ()
+    ) -> None:
         super().__init__(dict.fromkeys(hidden, b""))
         self._piece_of = piece_of
         self._to_bytes = to_bytes

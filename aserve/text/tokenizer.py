@@ -119,8 +119,9 @@ class Tokenizer:
         try:
             ids = cast(list[int], self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError as error:  # the text has no UTF-8 form
-            raise InvalidRequestError(f"{param} holds half of a surrogate pair, which is no character",
-                                      param=param) from error
+            raise InvalidRequestError(
+                f"{param} holds half of a surrogate pair, which is no character", param=param
+            ) from error
         except Exception as error:  # the crate raises bare ones, for example without a token for unknown text
             raise InvalidRequestError(f"{param} cannot be tokenized: {error}", param=param) from error
         if self._may_exceed and ids and max(ids) >= self.vocab_size:
@@ -137,5 +138,6 @@ def _read_template(source: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(f"the chat template {source} cannot be read, and is no Jinja text itself: {error}"
-                             ) from error
+        raise ModelLoadError(
+            f"the chat template {source} cannot be read, and is no Jinja text itself: {error}"
+        ) from error

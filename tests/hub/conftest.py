@@ -16,8 +16,10 @@ from gguf.quants import quantize
 from aserve.text.token_bytes import byte_alphabet
 
 CONTROL, USER_DEFINED, BYTE, NORMAL, UNKNOWN = 3, 4, 6, 1, 2
-CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
-          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 
 @dataclass
@@ -40,23 +42,56 @@ def byte_level(pre: str = "smollm") -> Vocabulary:
     merges = ["t h", "th e", "Ġ the", "1 2", "12 3", "h e"]
     tokens += [m.replace(" ", "") for m in merges]
     kinds = [CONTROL] * 3 + [USER_DEFINED] + [NORMAL] * (len(tokens) - 4)
-    return Vocabulary("gpt2", pre, tokens, kinds, merges, ids={"bos": 1, "eos": 2, "unknown": 0, "padding": 2},
-                      flags={"add_bos_token": False, "add_space_prefix": False})
+    return Vocabulary(
+        "gpt2",
+        pre,
+        tokens,
+        kinds,
+        merges,
+        ids={"bos": 1, "eos": 2, "unknown": 0, "padding": 2},
+        flags={"add_bos_token": False, "add_space_prefix": False},
+    )
 
 
 def sentencepiece(*, prefix: bool = True) -> Vocabulary:
-    tokens = ["<unk>", "<s>", "</s>", *[f"<0x{b:02X}>" for b in range(256)], "  " if not prefix else "▁▁",
-              "▁", *"abcdehilnorst.", "th", "the", "▁the", "▁t"]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *[f"<0x{b:02X}>" for b in range(256)],
+        "  " if not prefix else "▁▁",
+        "▁",
+        *"abcdehilnorst.",
+        "th",
+        "the",
+        "▁the",
+        "▁t",
+    ]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256]
     kinds += [NORMAL] * (len(tokens) - len(kinds))
     scores = [0.0] * 259 + [-float(n) for n in range(len(tokens) - 259)]
-    return Vocabulary("llama", "default", tokens, kinds, scores=scores, ids={"bos": 1, "eos": 2, "unknown": 0},
-                      flags={"add_space_prefix": prefix})
+    return Vocabulary(
+        "llama",
+        "default",
+        tokens,
+        kinds,
+        scores=scores,
+        ids={"bos": 1, "eos": 2, "unknown": 0},
+        flags={"add_space_prefix": prefix},
+    )
 
 
-def write_gguf(path: Path, architecture: str, numbers: Mapping[str, Any], tensors: Mapping[str, np.ndarray],
-               vocabulary: Vocabulary, *, kinds: Mapping[str, str] | None = None, template: str | None = CHATML,
-               extra: Callable[[GGUFWriter], None] | None = None) -> Path:
+def write_gguf(
+    path: Path,
+    architecture: str,
+    numbers: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    vocabulary: Vocabulary,
+    *,
+    kinds: Mapping[str, str] | None = None,
+    template: str | None = CHATML,
+    extra: Callable[[GGUFWriter], None] | None = None,
+) -> Path:
     """Write a file; ``numbers`` go under the architecture's name, ``kinds`` are the tensors' quantisations."""
     writer = GGUFWriter(path, architecture)
     for key, value in numbers.items():
@@ -100,9 +135,17 @@ def rounded(values: np.ndarray) -> np.ndarray:
     return (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
 
 
-LLAMA = {"block_count": 2, "context_length": 64, "embedding_length": 64, "feed_forward_length": 96,
-         "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5,
-         "rope.freq_base": 10000.0, "rope.dimension_count": 16}
+LLAMA = {
+    "block_count": 2,
+    "context_length": 64,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 10000.0,
+    "rope.dimension_count": 16,
+}
 
 
 def llama_tensors(vocab_size: int, *, tied: bool = False, seed: int = 0) -> dict[str, np.ndarray]:
@@ -117,10 +160,14 @@ def llama_tensors(vocab_size: int, *, tied: bool = False, seed: int = 0) -> dict
         tensors["output.weight"] = draw(vocab_size, 64)
     for n in range(2):
         tensors |= {
-            f"blk.{n}.attn_norm.weight": rounded(1 + draw(64)), f"blk.{n}.ffn_norm.weight": rounded(1 + draw(64)),
-            f"blk.{n}.attn_q.weight": draw(64, 64), f"blk.{n}.attn_k.weight": draw(32, 64),
-            f"blk.{n}.attn_v.weight": draw(32, 64), f"blk.{n}.attn_output.weight": draw(64, 64),
-            f"blk.{n}.ffn_gate.weight": draw(96, 64), f"blk.{n}.ffn_up.weight": draw(96, 64),
+            f"blk.{n}.attn_norm.weight": rounded(1 + draw(64)),
+            f"blk.{n}.ffn_norm.weight": rounded(1 + draw(64)),
+            f"blk.{n}.attn_q.weight": draw(64, 64),
+            f"blk.{n}.attn_k.weight": draw(32, 64),
+            f"blk.{n}.attn_v.weight": draw(32, 64),
+            f"blk.{n}.attn_output.weight": draw(64, 64),
+            f"blk.{n}.ffn_gate.weight": draw(96, 64),
+            f"blk.{n}.ffn_up.weight": draw(96, 64),
             f"blk.{n}.ffn_down.weight": draw(64, 96),
         }
     tensors["output_norm.weight"] = rounded(tensors["output_norm.weight"])

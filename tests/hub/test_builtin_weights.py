@@ -27,7 +27,7 @@ def test_the_capital_of_france(folder: Path, dtype: Any) -> None:
     tokenizer = Tokenizer.load(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     prompt = tokenizer.encode_chat(QUESTION)
-    ids = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, len(prompt):].tolist()
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, len(prompt) :].tolist()
     assert "Paris" in tokenizer.decode(ids)
     assert ids[-1] in tokenizer.stop_token_ids
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aserve.core.errors import ModelLoadError
@@ -33,13 +34,21 @@ def test_a_file_that_is_cut_off(tiny_gguf: Path, keep: float) -> None:
 @pytest.mark.parametrize("place", [4, 8, 16])
 def test_a_broken_header(tiny_gguf: Path, place: int) -> None:
     data = bytearray(tiny_gguf.read_bytes())
-    data[place:place + 4] = b"\xff\xff\xff\x7f"
+    data[place : place + 4] = b"\xff\xff\xff\x7f"
     tiny_gguf.write_bytes(data)
     refused(tiny_gguf, "no GGUF file, or it is damaged")
 
 
-def write(gguf: Any, path: Path, *, architecture: str = "llama", numbers: dict[str, Any] | None = None,
-          without: tuple[str, ...] = (), more: tuple[str, ...] = (), extra: Any = None) -> Path:
+def write(
+    gguf: Any,
+    path: Path,
+    *,
+    architecture: str = "llama",
+    numbers: dict[str, Any] | None = None,
+    without: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+    extra: Any = None,
+) -> Path:
     vocabulary = gguf.byte_level()
     tensors = gguf.llama_tensors(len(vocabulary.tokens))
     for name in more:
@@ -49,18 +58,22 @@ def write(gguf: Any, path: Path, *, architecture: str = "llama", numbers: dict[s
     return gguf.write_gguf(path / "m.gguf", architecture, values, kept, vocabulary, extra=extra)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"architecture": "mamba"}, "holds a mamba model; GGUF files of llama, qwen2, qwen3, gemma3 can be converted"),
-    ({"numbers": {"expert_count": 8}}, "mixture of experts"),
-    ({"numbers": {"attention.sliding_window": 32}}, "sliding windows of llama"),
-    ({"numbers": {"block_count": None}}, "llama.block_count is missing"),
-    ({"numbers": {"block_count": "two"}}, "llama.block_count has the wrong type"),
-    ({"without": ("token_embd.weight",)}, "tensor token_embd.weight is missing"),
-    ({"without": ("blk.1.attn_v.weight",)}, r"tensor blk\.1\.attn_v\.weight missing"),
-    ({"numbers": {"block_count": 3}}, r"tensor blk\.2\.attn_norm\.weight and \d+ more missing"),
-    ({"more": ("blk.0.strange.weight",)}, r"tensor blk\.0\.strange\.weight is not known"),
-    ({"extra": lambda w: w.add_uint16("split.count", 3)}, "one of 3 parts"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architecture": "mamba"}, "holds a mamba model; GGUF files of llama, qwen2, qwen3, gemma3 can be converted"),
+        ({"numbers": {"expert_count": 8}}, "mixture of experts"),
+        ({"numbers": {"attention.sliding_window": 32}}, "sliding windows of llama"),
+        ({"numbers": {"block_count": None}}, "llama.block_count is missing"),
+        ({"numbers": {"block_count": "two"}}, "llama.block_count has the wrong type"),
+        ({"without": ("token_embd.weight",)}, "tensor token_embd.weight is missing"),
+        ({"without": ("blk.1.attn_v.weight",)}, r"tensor blk\.1\.attn_v\.weight missing"),
+        ({"numbers": {"block_count": 3}}, r"tensor blk\.2\.attn_norm\.weight and \d+ more missing"),
+        ({"more": ("blk.0.strange.weight",)}, r"tensor blk\.0\.strange\.weight is not known"),
+        ({"extra": lambda w: w.add_uint16("split.count", 3)}, "one of 3 parts"),
+    ],
+    ids=str,
+)
 def test_what_cannot_be_converted(gguf: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     refused(write(gguf, tmp_path, **changes), message)
 
@@ -83,3 +96,58 @@ def test_a_cache_folder_that_cannot_be_made(tiny_gguf: Path) -> None:
     with pytest.raises(ModelLoadError, match="cannot be written"):
         resolve(str(tiny_gguf), cache_dir=blocked / "cache")
     shutil.rmtree(tiny_gguf.parent / "cache", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {
+                "numbers": {"attention.head_count_kv": None},
+                "extra": lambda w: w.add_array("llama.attention.head_count_kv", [1, 2]),
+            },
+            "differs between layers",
+        ),
+        ({"numbers": {"rope.freq_base": "fast"}}, r"llama\.rope\.freq_base has the wrong type"),
+        ({"numbers": {"attention.layer_norm_rms_epsilon": None}}, r"layer_norm_rms_epsilon is missing"),
+        ({"extra": lambda w: w.add_uint32("llama.rope.scaling.type", 3)}, r"scaling\.type has the wrong type"),
+    ],
+    ids=str,
+)
+def test_metadata_of_the_wrong_shape(gguf: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    refused(write(gguf, tmp_path, **changes), message)
+
+
+def test_equal_numbers_for_every_layer(gguf: Any, tmp_path: Path) -> None:
+    path = write(
+        gguf,
+        tmp_path,
+        numbers={"attention.head_count_kv": None},
+        extra=lambda w: w.add_array("llama.attention.head_count_kv", [2, 2]),
+    )
+    assert resolve(str(path), cache_dir=tmp_path / "cache").is_dir()
+
+
+def test_a_vocabulary_that_is_no_list(gguf: Any, tmp_path: Path) -> None:
+    vocabulary = gguf.byte_level()
+    for key, value, message in (("tokens", [], "tokens is missing"), ("model", None, "model is missing")):
+        other = gguf.byte_level()
+        setattr(other, key, value)
+        path = tmp_path / f"{key}.gguf"
+        tensors = gguf.llama_tensors(len(vocabulary.tokens))
+        if value is None:
+            other.model = "gpt2"
+            gguf.write_gguf(path, "llama", gguf.LLAMA, tensors, other)
+            path.write_bytes(path.read_bytes().replace(b"tokenizer.ggml.model", b"tokenizer.ggml.modal"))
+        else:
+            other.kinds = []
+            gguf.write_gguf(path, "llama", gguf.LLAMA, tensors, other)
+        refused(path, message)
+
+
+def test_whole_numbers_are_no_weights(gguf: Any, tmp_path: Path) -> None:
+    numbers = np.zeros((32, 64), np.int32)
+    path = write(
+        gguf, tmp_path, without=("blk.0.attn_k.weight",), extra=lambda w: w.add_tensor("blk.0.attn_k.weight", numbers)
+    )
+    refused(path, r"tensor blk\.0\.attn_k\.weight is stored as I32, which cannot be converted")

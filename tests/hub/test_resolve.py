@@ -41,8 +41,20 @@ def test_folders_that_are_no_model(tmp_path: Path, refused: Callable[..., str]) 
     assert str(folder / "b.gguf") in refused(str(folder))
 
 
-@pytest.mark.parametrize("model", ["./nowhere", "/no/where", "~/no-such-folder", "a/b/c", "x.gguf", "some/x.gguf",
-                                   "x" * 5000 + "/", "two words", "nul\0"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "./nowhere",
+        "/no/where",
+        "~/no-such-folder",
+        "a/b/c",
+        "x.gguf",
+        "some/x.gguf",
+        "x" * 5000 + "/",
+        "two words",
+        "nul\0",
+    ],
+)
 def test_paths_that_do_not_exist(refused: Callable[..., str], model: str) -> None:
     assert "no file or folder" in refused(model)
 
@@ -60,12 +72,20 @@ def test_hub_ids_without_a_network(refused: Callable[..., str], model: str) -> N
     assert "switched off" in refused(model, offline=True, revision="main")
 
 
-@pytest.mark.parametrize(("error", "message"), [
-    ("GatedRepoError", "accept its licence"), ("RepositoryNotFoundError", "no model someone/x on the hub"),
-    ("RevisionNotFoundError", "has no revision v9"), ("LocalEntryNotFoundError", "the hub cannot be reached"),
-    (OSError(28, "No space left on device"), "No space left on device"), (ValueError("odd\nid"), "odd id")])
-def test_what_the_hub_may_answer(monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], error: Any,
-                                 message: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("GatedRepoError", "accept its licence"),
+        ("RepositoryNotFoundError", "no model someone/x on the hub"),
+        ("RevisionNotFoundError", "has no revision v9"),
+        ("LocalEntryNotFoundError", "the hub cannot be reached"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (ValueError("odd\nid"), "odd id"),
+    ],
+)
+def test_what_the_hub_may_answer(
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], error: Any, message: str
+) -> None:
     import httpx
     import huggingface_hub
     from huggingface_hub import errors
@@ -83,8 +103,9 @@ def test_what_the_hub_may_answer(monkeypatch: pytest.MonkeyPatch, refused: Calla
     assert message in refused("someone/x", revision="v9")
 
 
-def test_a_hub_model_in_another_form(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                     refused: Callable[..., str]) -> None:
+def test_a_hub_model_in_another_form(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Callable[..., str]
+) -> None:
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))

@@ -14,8 +14,10 @@ from aserve.text.token_bytes import byte_alphabet
 from aserve.text.tokenizer import Tokenizer as LoadedTokenizer
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
-          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 
 def _add_tokens(tokenizer: Tokenizer) -> Tokenizer:
@@ -29,8 +31,17 @@ def byte_level() -> Tokenizer:
     letter = {b: c for c, b in byte_alphabet().items()}
     vocab = {c: n for n, c in enumerate(sorted(letter.values()))}
     merges: list[tuple[str, str]] = []
-    for left, right in [(b"t", b"h"), (b"th", b"e"), (b" ", b"the"), (b"\xc3", b"\xa9"), (b"\xf0", b"\x9f"),
-                        (b"\x98", b"\x80"), (b"a", b"\xe2"), (b"\x82", b"\xac"), (b"\n", b"\n")]:
+    for left, right in [
+        (b"t", b"h"),
+        (b"th", b"e"),
+        (b" ", b"the"),
+        (b"\xc3", b"\xa9"),
+        (b"\xf0", b"\x9f"),
+        (b"\x98", b"\x80"),
+        (b"a", b"\xe2"),
+        (b"\x82", b"\xac"),
+        (b"\n", b"\n"),
+    ]:
         a, b = ("".join(letter[x] for x in part) for part in (left, right))
         merges.append((a, b))
         vocab[a + b] = len(vocab)
@@ -74,8 +85,11 @@ def word_piece() -> Tokenizer:
 
 
 KINDS = {
-    "byte_level": byte_level, "sentencepiece": sentencepiece, "gemma": lambda: sentencepiece(strip=False),
-    "metaspace": metaspace, "word_piece": word_piece,
+    "byte_level": byte_level,
+    "sentencepiece": sentencepiece,
+    "gemma": lambda: sentencepiece(strip=False),
+    "metaspace": metaspace,
+    "word_piece": word_piece,
 }
 
 
@@ -83,8 +97,14 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def write_folder(folder: Path, tokenizer: Tokenizer, *, config: dict[str, Any] | None = None,
-                 generation: dict[str, Any] | None = None, settings: dict[str, Any] | None = None) -> Path:
+def write_folder(
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    config: dict[str, Any] | None = None,
+    generation: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+) -> Path:
     """Write a folder without weights; ``settings`` None leaves tokenizer_config.json out."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -16,15 +16,21 @@ from aserve.text.tokenizer import Tokenizer
 Folder = Callable[..., Path]
 USER = {"role": "user", "content": "hi"}
 CONTENTS = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
-ITEMS = ("{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<{{ c.function.name }}"
-         "{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}>{% endfor %}{% endfor %}")
-TOJSON = ITEMS.replace("{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}",
-                       " {{ c.function.arguments | tojson }}")
-CONCATENATED = ITEMS.replace("{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}",
-                             "{{ ' ' + c.function.arguments }}")
+ITEMS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<{{ c.function.name }}"
+    "{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}>{% endfor %}{% endfor %}"
+)
+TOJSON = ITEMS.replace(
+    "{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}", " {{ c.function.arguments | tojson }}"
+)
+CONCATENATED = ITEMS.replace(
+    "{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}", "{{ ' ' + c.function.arguments }}"
+)
 PRINTED = CONCATENATED.replace("' ' + c.", "c.")
-PARTS = ("{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
-         "{% endfor %}{% endfor %}")
+PARTS = (
+    "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
 
 
 def template(text: str | dict[str, str]) -> ChatTemplate:
@@ -34,8 +40,11 @@ def template(text: str | dict[str, str]) -> ChatTemplate:
 def history(arguments: Any = "{}", **assistant: Any) -> list[dict[str, Any]]:
     function = {"name": "f"} if arguments is None else {"name": "f", "arguments": arguments}
     call = {"id": "c1", "type": "function", "function": function}
-    return [USER, {"role": "assistant", "tool_calls": [call], **assistant},
-            {"role": "tool", "tool_call_id": "c1", "content": "1"}]
+    return [
+        USER,
+        {"role": "assistant", "tool_calls": [call], **assistant},
+        {"role": "tool", "tool_call_id": "c1", "content": "1"},
+    ]
 
 
 def refused(text: str, messages: list[Any], **options: Any) -> InvalidRequestError:
@@ -53,16 +62,27 @@ def test_a_template_that_raises_speaks_to_the_client() -> None:
     assert template(raising).render([USER]) == "ok"
 
 
-@pytest.mark.parametrize("text", [
-    "{{ messages[0].nothing.more }}", "{{ 1 / (messages | length - 1) }}", "{{ messages[0].content + 1 }}",
-    "{{ ''.__class__.__mro__ }}", "{% for i in range(1000000) %}{% endfor %}", "{{ [].pop() }}",
-    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ undefined_function() }}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ messages[0].nothing.more }}",
+        "{{ 1 / (messages | length - 1) }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% for i in range(1000000) %}{% endfor %}",
+        "{{ [].pop() }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ undefined_function() }}",
+    ],
+)
 def test_a_template_that_fails_is_the_requests_fault(text: str) -> None:
     assert refused(text, [USER]).param == "messages"
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("{% for m in messages %}", "line 1"), ("\n\n{{ 'a' }", "line 3"), ("{% if true %}{{ x | nothing }}{% fi %}", "")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{% for m in messages %}", "line 1"), ("\n\n{{ 'a' }", "line 3"), ("{% if true %}{{ x | nothing }}{% fi %}", "")],
+)
 def test_a_template_that_cannot_be_compiled_is_the_models_fault(text: str, message: str) -> None:
     with pytest.raises(ModelLoadError, match=f"the chat template has an error in .*{message}"):
         template(text)
@@ -79,14 +99,23 @@ def test_text_parts_are_joined() -> None:
 
 
 def test_a_template_that_reads_parts_gets_parts() -> None:
-    shown = template(PARTS).render([USER, {"role": "assistant", "content": None},
-                                    {"role": "user", "content": [{"type": "text", "text": "!"}]}])
+    shown = template(PARTS).render(
+        [USER, {"role": "assistant", "content": None}, {"role": "user", "content": [{"type": "text", "text": "!"}]}]
+    )
     assert shown == "hi!"
 
 
-@pytest.mark.parametrize(("arguments", "shown"), [
-    ('{"v": 1, "w": "x"}', "hi<f v=1 w=x>1"), ({"v": 1}, "hi<f v=1>1"), ("", "hi<f>1"), ("  ", "hi<f>1"),
-    ("{}", "hi<f>1"), (None, "hi<f>1")])
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"v": 1, "w": "x"}', "hi<f v=1 w=x>1"),
+        ({"v": 1}, "hi<f v=1>1"),
+        ("", "hi<f>1"),
+        ("  ", "hi<f>1"),
+        ("{}", "hi<f>1"),
+        (None, "hi<f>1"),
+    ],
+)
 def test_arguments_become_a_mapping(arguments: Any, shown: str) -> None:
     assert template(ITEMS).render(history(arguments)) == shown
 
@@ -100,8 +129,9 @@ def test_arguments_that_are_no_object_are_passed_on_or_refused(arguments: Any) -
 @pytest.mark.parametrize("text", [TOJSON, CONCATENATED, PRINTED])
 def test_arguments_are_json_in_the_prompt_whatever_the_template_expects(text: str) -> None:
     for arguments in ('{"v": "é"}', {"v": "é"}):
-        assert template(text).render(history(arguments)) == 'hi<f {"v": "é"}>1'.replace("f ", "f" + " " * (
-            text != PRINTED))
+        assert template(text).render(history(arguments)) == 'hi<f {"v": "é"}>1'.replace(
+            "f ", "f" + " " * (text != PRINTED)
+        )
 
 
 def test_messages_are_not_modified() -> None:
@@ -117,12 +147,23 @@ def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
     assert template("{# developer #}" + CONTENTS).render(developer) == "[developer:x]"
 
 
-@pytest.mark.parametrize("messages", [
-    [], [None], [[USER]], ["hi"], [{"role": "user", "content": 7}], [{"role": "user", "content": {"a": 1}}],
-    [{"role": "user", "content": ["a"]}], [{"role": "user", "content": [{"type": "text"}]}],
-    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-    [{"role": "assistant", "tool_calls": 3}], [{"role": "assistant", "tool_calls": [3]}],
-    [{"role": "assistant", "tool_calls": [{"function": "f"}]}]])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [None],
+        [[USER]],
+        ["hi"],
+        [{"role": "user", "content": 7}],
+        [{"role": "user", "content": {"a": 1}}],
+        [{"role": "user", "content": ["a"]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "assistant", "tool_calls": 3}],
+        [{"role": "assistant", "tool_calls": [3]}],
+        [{"role": "assistant", "tool_calls": [{"function": "f"}]}],
+    ],
+)
 def test_malformed_messages(messages: list[Any]) -> None:
     assert refused(CONTENTS, messages).param == "messages"
 
@@ -136,7 +177,8 @@ def test_deep_nesting_is_refused() -> None:
 
 def test_options_reach_the_template() -> None:
     shown = template("{{ thinking }}{{ bos_token }}{{ tools | length }}").render(
-        [USER], tools=[{"type": "function"}], thinking="yes")
+        [USER], tools=[{"type": "function"}], thinking="yes"
+    )
     assert shown == "yes<s>1"
     assert refused("x", [USER], chat_template="y").param == "chat_template_kwargs"
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders
 from tokenizers import Tokenizer as RawTokenizer
 
 from aserve.text.detokenizer import ByteDetokenizer
+from aserve.text.token_bytes import byte_scheme
 from aserve.text.tokenizer import Tokenizer
 
 KIND = st.sampled_from(["byte_level", "sentencepiece", "gemma", "metaspace", "word_piece"])
@@ -47,11 +49,14 @@ def byte_runs_are_sound(raw: RawTokenizer, ids: list[int], *, skip: bool) -> boo
 
 
 @given(kind=KIND, data=st.data(), cuts=st.randoms(use_true_random=False), skip=st.booleans())
-def test_increments_join_to_the_text_of_all_ids(kinds: dict[str, RawTokenizer], loaded: dict[str, Tokenizer],
-                                                kind: str, data: Any, cuts: random.Random, skip: bool) -> None:
+def test_increments_join_to_the_text_of_all_ids(
+    kinds: dict[str, RawTokenizer], loaded: dict[str, Tokenizer], kind: str, data: Any, cuts: random.Random, skip: bool
+) -> None:
     raw, tokenizer = kinds[kind], loaded[kind]
-    parts = st.one_of(st.integers(0, raw.get_vocab_size() - 1).map(lambda i: [i]),
-                      st.text(max_size=6).map(lambda t: raw.encode(t, add_special_tokens=False).ids))
+    parts = st.one_of(
+        st.integers(0, raw.get_vocab_size() - 1).map(lambda i: [i]),
+        st.text(max_size=6).map(lambda t: raw.encode(t, add_special_tokens=False).ids),
+    )
     ids = [i for part in data.draw(st.lists(parts, max_size=20)) for i in part]
     text = streamed(tokenizer, split(ids, cuts), skip=skip)
     assert text == tokenizer.decode(ids, skip_special_tokens=skip)
@@ -135,3 +140,32 @@ def test_a_window_does_not_grow(loaded: dict[str, Tokenizer]) -> None:
         detokenizer.push([a if n % 10 == 0 else hidden])
         sizes.append(len(detokenizer._ids))  # type: ignore[attr-defined]
     assert max(sizes) < 20
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        decoders.Metaspace(),
+        decoders.Sequence([decoders.Replace(Regex("▁"), " "), decoders.Fuse()]),
+        decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
+        decoders.Sequence([decoders.Fuse(), decoders.ByteFallback()]),
+    ],
+    ids=str,
+)
+def test_decoders_that_look_at_several_tokens_have_no_table(decoder: Any) -> None:
+    assert byte_scheme(decoder) is None
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.ByteLevel(),
+        decoders.Sequence([decoders.ByteLevel()]),
+        decoders.Fuse(),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    ],
+    ids=str,
+)
+def test_decoders_that_work_token_by_token_have_a_table(decoder: Any) -> None:
+    assert byte_scheme(decoder) is not None

@@ -14,7 +14,7 @@ def whole_text(text: str, stop: tuple[str, ...], include: bool) -> tuple[str, bo
     for end in range(1, len(text) + 1):
         found = [s for s in stop if text[:end].endswith(s)]
         if found:
-            return text[:end if include else end - max(map(len, found))], True
+            return text[: end if include else end - max(map(len, found))], True
     return text, False
 
 
@@ -32,8 +32,11 @@ def feed(pieces: list[str], stop: tuple[str, ...], include: bool) -> tuple[str, 
 LETTERS = st.text("aab", max_size=4)
 
 
-@given(st.lists(LETTERS, max_size=12), st.lists(st.text("ab", min_size=1, max_size=5), max_size=4).map(tuple),
-       st.booleans())
+@given(
+    st.lists(LETTERS, max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=4).map(tuple),
+    st.booleans(),
+)
 @example(["x", "a", "b", "c"], ("abc", "b"), False)
 @example(["x", "a", "b", "c"], ("bc", "ab"), False)
 @example(["aaab"], ("aab",), True)
@@ -41,8 +44,9 @@ def test_equals_the_whole_text_computation(pieces: list[str], stop: tuple[str, .
     assert feed(pieces, stop, include) == whole_text("".join(pieces), stop, include)
 
 
-@given(st.lists(LETTERS, max_size=12), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
-       .map(tuple))
+@given(
+    st.lists(LETTERS, max_size=12), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)
+)
 def test_holds_back_only_what_may_become_a_match(pieces: list[str], stop: tuple[str, ...]) -> None:
     matcher = StopMatcher(stop)
     whole = shown = ""
@@ -52,7 +56,7 @@ def test_holds_back_only_what_may_become_a_match(pieces: list[str], stop: tuple[
         shown += text
         if matched:
             return
-        held = whole[len(shown):]
+        held = whole[len(shown) :]
         assert whole == shown + held
         assert held == "" or any(s.startswith(held) for s in stop)
 

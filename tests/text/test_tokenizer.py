@@ -37,16 +37,20 @@ def test_encodes_as_transformers(folder: Folder, kind: str, bos: bool | None, eo
         assert tokenizer.encode(text, add_special_tokens=False) == plain, text
 
 
-@pytest.mark.parametrize("tokenizer_class", [None, "PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast",
-                                             "TokenizersBackend", "NoSuchTokenizer"])
+@pytest.mark.parametrize(
+    "tokenizer_class",
+    [None, "PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend", "NoSuchTokenizer"],
+)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"])
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
-def test_takes_the_class_that_transformers_takes(folder: Folder, kind: str, family: str,
-                                                 tokenizer_class: str | None) -> None:
+def test_takes_the_class_that_transformers_takes(
+    folder: Folder, kind: str, family: str, tokenizer_class: str | None
+) -> None:
     if (kind, family, tokenizer_class) == ("byte_level", "gemma3_text", None):
         pytest.skip("transformers makes a tokenizer of it that cannot encode")
-    path = folder(kind, settings={"tokenizer_class": tokenizer_class, "pad_token": "</s>"},
-                  config={"model_type": family})
+    path = folder(
+        kind, settings={"tokenizer_class": tokenizer_class, "pad_token": "</s>"}, config={"model_type": family}
+    )
     if tokenizer_class is None:
         settings = json.loads((path / "tokenizer_config.json").read_text())
         del settings["tokenizer_class"]
@@ -77,14 +81,17 @@ def test_tokenizer_json_alone_is_enough(folder: Folder) -> None:
         tokenizer.encode_chat(MESSAGES)
 
 
-@pytest.mark.parametrize(("generation", "config", "expected"), [
-    ({"eos_token_id": [3]}, {"eos_token_id": 1}, {"own", 1, 3}),
-    ({"eos_token_id": [1, 3]}, {}, {"own", 1, 3}),
-    ({"eos_token_id": 3}, {}, {"own", 3}),
-    (None, {}, {"own"}),
-    (None, {"eos_token_id": [1, 3]}, {"own", 1, 3}),
-    ({"eos_token_id": [1, 999999, -1, None, True, "x"]}, {"eos_token_id": None}, {"own", 1}),
-])
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [3]}, {"eos_token_id": 1}, {"own", 1, 3}),
+        ({"eos_token_id": [1, 3]}, {}, {"own", 1, 3}),
+        ({"eos_token_id": 3}, {}, {"own", 3}),
+        (None, {}, {"own"}),
+        (None, {"eos_token_id": [1, 3]}, {"own", 1, 3}),
+        ({"eos_token_id": [1, 999999, -1, None, True, "x"]}, {"eos_token_id": None}, {"own", 1}),
+    ],
+)
 def test_every_end_token_counts(folder: Folder, generation: Any, config: Any, expected: set[Any]) -> None:
     tokenizer = Tokenizer.load(folder(settings={}, generation=generation, config={"vocab_size": 400, **config}))
     own = tokenizer.encode("</s>")[0]
@@ -100,13 +107,19 @@ def test_vocabulary_of_the_model_decides(folder: Folder) -> None:
     assert caught.value.param == "prompt"
 
 
-@pytest.mark.parametrize(("generation", "expected"), [
-    ({"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, "do_sample": True}, None),
-    ({"temperature": 0, "top_k": 0, "top_p": 1}, None),
-    ({"temperature": -1, "top_p": 0, "top_k": 2.5, "min_p": 2, "repetition_penalty": 0}, {}),
-    ({"temperature": "hot", "top_p": None, "top_k": True, "min_p": float("nan"), "repetition_penalty": 1e999}, {}),
-    ({"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
-])
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        (
+            {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, "do_sample": True},
+            None,
+        ),
+        ({"temperature": 0, "top_k": 0, "top_p": 1}, None),
+        ({"temperature": -1, "top_p": 0, "top_k": 2.5, "min_p": 2, "repetition_penalty": 0}, {}),
+        ({"temperature": "hot", "top_p": None, "top_k": True, "min_p": float("nan"), "repetition_penalty": 1e999}, {}),
+        ({"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+    ],
+)
 def test_generation_defaults(folder: Folder, generation: dict[str, Any], expected: dict[str, Any] | None) -> None:
     if expected is None:
         expected = {k: v for k, v in generation.items() if k != "do_sample"}
@@ -138,23 +151,32 @@ def test_truncation_and_padding_of_the_file_are_off(folder: Folder) -> None:
     path = folder()
     stored = json.loads((path / "tokenizer.json").read_text())
     stored["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    stored["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
-                         "pad_type_id": 0, "pad_token": "</s>"}
+    stored["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "</s>",
+    }
     (path / "tokenizer.json").write_text(json.dumps(stored))
     tokenizer = Tokenizer.load(path)
     assert len(tokenizer.encode("a" * 20)) == 20
     assert len(tokenizer.encode("a")) == 1
 
 
-@pytest.mark.parametrize(("file", "content", "message"), [
-    ("tokenizer.json", None, "looked for tokenizer.json and tokenizer.model"),
-    ("tokenizer.json", "{", "tokenizer.json cannot be read as JSON"),
-    ("tokenizer.json", "{}", "cannot be loaded"),
-    ("tokenizer_config.json", "", "tokenizer_config.json cannot be read as JSON"),
-    ("config.json", "", "config.json cannot be read as JSON"),
-    ("config.json", "[]", "config.json must hold a JSON object"),
-    ("generation_config.json", "{", "generation_config.json cannot be read as JSON"),
-])
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", None, "looked for tokenizer.json and tokenizer.model"),
+        ("tokenizer.json", "{", "tokenizer.json cannot be read as JSON"),
+        ("tokenizer.json", "{}", "cannot be loaded"),
+        ("tokenizer_config.json", "", "tokenizer_config.json cannot be read as JSON"),
+        ("config.json", "", "config.json cannot be read as JSON"),
+        ("config.json", "[]", "config.json must hold a JSON object"),
+        ("generation_config.json", "{", "generation_config.json cannot be read as JSON"),
+    ],
+)
 def test_damaged_folders(folder: Folder, file: str, content: str | None, message: str) -> None:
     path = folder(settings={})
     (path / file).unlink(missing_ok=True)
@@ -175,10 +197,13 @@ def test_a_broken_sentencepiece_model_is_one_line(folder: Folder) -> None:
 
 
 def test_loading_imports_neither_torch_nor_modelling_code(folder: Folder, chatml: str) -> None:
-    path = folder(settings={"chat_template": chatml, "tokenizer_class": "LlamaTokenizer"},
-                  config={"model_type": "llama"})
-    code = ("import sys; from pathlib import Path; from aserve.text.tokenizer import Tokenizer;"
-            f"Tokenizer.load(Path({str(path)!r})).encode_chat([{{'role': 'user', 'content': 'a'}}]);"
-            "print([m for m in sys.modules if m == 'torch' or 'modeling_' in m])")
+    path = folder(
+        settings={"chat_template": chatml, "tokenizer_class": "LlamaTokenizer"}, config={"model_type": "llama"}
+    )
+    code = (
+        "import sys; from pathlib import Path; from aserve.text.tokenizer import Tokenizer;"
+        f"Tokenizer.load(Path({str(path)!r})).encode_chat([{{'role': 'user', 'content': 'a'}}]);"
+        "print([m for m in sys.modules if m == 'torch' or 'modeling_' in m])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
