@@ -1,7 +1,8 @@
 """One protocol per operation (shapes, dtypes, aliasing) and the frozen set of them that layers are given.
 
 Letters: T tokens of a step, S sequences, H hidden size, Hq and Hkv query and KV heads, D head size, N KV blocks,
-P tokens per block, B widest block table, V vocabulary. All tensors of a call live on one device.
+P tokens per block, B widest block table, V vocabulary. All tensors of a call live on one device, and are contiguous
+where nothing else is said.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backends under test. Without a GPU, Triton's kernels run in its interpreter, which is chosen before it is imported."""
+"""Backends under test. Without a GPU, Triton's kernels run in its interpreter, which is chosen before its import."""
 
 import os
 from dataclasses import dataclass
