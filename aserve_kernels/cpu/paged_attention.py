@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -53,8 +53,7 @@ def paged_attention(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Decode:
+class _Decode(NamedTuple):
     """One query token: query row ``row`` of sequence ``sequence`` sees positions [start, end)."""
 
     sequence: int
@@ -63,8 +62,7 @@ class _Decode:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Cache:
+class _Cache(NamedTuple):
     keys: Tensor  # [N, P, Hkv, D]
     values: Tensor
     block_tables: Tensor  # [S, B]

@@ -22,7 +22,8 @@ _MAX_SPLITS = 32
 _WAVES = 2  # programs per multiprocessor to aim for
 
 
-@triton.jit
+# What changes from step to step must not lead to another compilation.
+@triton.jit(do_not_specialize=["window", "table_stride"])
 def _decode_kernel(
     q_ptr,
     k_ptr,
@@ -127,8 +128,10 @@ def _join_kernel(
 
 
 def _decode_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
-    wide = head_dim > 128 or dtype == torch.float32
-    return Tiles(max(16, next_power_of_2(group)), 32 if wide else 64, 4, 2 if wide else 3)
+    rows = max(16, next_power_of_2(group))
+    if dtype == torch.float32:
+        return Tiles(rows, 16 if head_dim > 128 else 32, num_warps=8, num_stages=2)
+    return Tiles(rows, 32 if head_dim > 128 else 64, num_warps=4, num_stages=3)
 
 
 def _num_splits(num_programs: int, max_tiles: int, device: torch.device) -> int:

@@ -18,7 +18,8 @@ from aserve_kernels.triton.attention_tile import Batch, Tiles, attend
 from aserve_kernels.triton.sizes import next_power_of_2
 
 
-@triton.jit
+# What changes from step to step must not lead to another compilation.
+@triton.jit(do_not_specialize=["num_seqs", "window", "table_stride"])
 def _prefill_kernel(
     q_ptr,
     k_ptr,
@@ -99,9 +100,12 @@ def _prefill_kernel(
 
 
 def _prefill_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
-    wide = head_dim > 128 or dtype == torch.float32
-    block_m = max(64 if wide else 128, next_power_of_2(group))
-    return Tiles(block_m, 32 if wide else 64, 4 if head_dim <= 64 else 8, 2)
+    """Return sizes that keep everything in registers on a Hopper GPU; float32 has no tensor cores to feed."""
+    if dtype == torch.float32:
+        rows, tile = 32, 16 if head_dim > 128 else 32
+    else:
+        rows, tile = (64, 32) if head_dim > 128 else (128, 64)
+    return Tiles(max(rows, next_power_of_2(group)), tile, num_warps=8, num_stages=2)
 
 
 def attend_prefills(batch: Batch) -> None:
