@@ -129,7 +129,7 @@ class GuardedHTTP1(H11Protocol):
                 headers=list(request.headers),
                 http_version=request.http_version.decode(),
                 method=request.method.decode("ascii").upper(),
-                raw_path=request.target,
+                raw_path=_origin_form(request.target),
                 state=self.connection_state,
             )
         )
@@ -154,3 +154,10 @@ class GuardedHTTP1(H11Protocol):
         self._room.set()
         if self.connection.their_state is h11.IDLE and self.connection.trailing_data[0]:
             await self._handle_events()  # the next request was pipelined
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path and query of a target that is a whole URL, as proxies send it (RFC 9112, 3.2.2)."""
+    if not target.lower().startswith((b"http://", b"https://")):
+        return target
+    return b"/" + target.split(b"//", 1)[1].partition(b"/")[2]

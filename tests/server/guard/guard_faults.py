@@ -40,10 +40,11 @@ async def _beside_a_stream(port: int, hurt: bytes, *, hello: bool = True) -> boo
 
 
 async def goaway_ends_the_process(port: int) -> bool:
+    """Hypercorn's end of a connection collides with its sender, some of the time."""
     for _ in range(12):
         peer = await H2Peer.connect(port)
         for _ in range(16):
-            peer.begin("/raw?n=100&ms=2")
+            peer.begin("/raw?n=100&ms=1")
         await peer.flush()
         await peer.pump(lambda: False, 0.05)
         await peer.send(GoAwayFrame(0).serialize())

@@ -1,5 +1,6 @@
 """What a connection does when all goes well, and how it ends."""
 
+import logging
 import ssl
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import trio
 from guard_app import App
 from guard_client import H2Peer, Narrow, Peer, ask, serving
+
+from aserve.server.guard.stream import GuardedStream
 
 pytestmark = pytest.mark.anyio
 
@@ -83,6 +86,35 @@ async def test_polling_receive_sees_the_disconnect() -> None:
         await peer.finish()
         with trio.fail_after(2):
             await seen.wait()
+
+
+@pytest.mark.parametrize("kind", [Peer, H2Peer])
+async def test_fault_of_ours_ends_one_connection(kind, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """What nobody foresaw is one line in the log; the other connections do not notice."""
+    async with serving() as running:
+        bystander = await H2Peer.connect(running.port)
+        stream = await bystander.request("/raw?n=30&ms=10")
+        await bystander.pump(lambda: bool(bystander.streams[stream].data))
+        with monkeypatch.context() as patch:
+
+            async def fail(self, *_: object) -> None:
+                raise ZeroDivisionError
+
+            patch.setattr(GuardedStream, "handle", fail)
+            victim = await kind.connect(running.port)
+            await (victim.request("/ok") if kind is H2Peer else victim.get("/ok"))
+            assert await victim.closed()
+        assert await bystander.over(stream) and bystander.streams[stream].ended
+    (record,) = [r for r in caplog.records if r.levelno >= logging.INFO]
+    assert record.levelno == logging.WARNING and "ZeroDivisionError" in record.getMessage()
+
+
+async def test_absolute_target() -> None:
+    """``GET http://host/path``, which RFC 9112 3.2.2 has every server accept."""
+    async with serving() as running:
+        peer = await Peer.connect(running.port)
+        await peer.get("http://x.example/read?a=1")
+        assert await peer.until(b"0") and running.app.seen == ["/read"]
 
 
 @pytest.mark.parametrize("grace", [0.0, 5.0])

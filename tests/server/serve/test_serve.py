@@ -130,11 +130,12 @@ def test_client_that_does_not_read_does_not_hold_up_the_end(start) -> None:
 
 
 def test_stuck_step_does_not_hold_up_the_end(start) -> None:
-    process = start(load="stuck", server={"drain_timeout_s": 0.3})
+    process = start(load="stuck", server={"drain_timeout_s": 0.3, "watchdog_s": 0.3})
     port = process.ready()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, port, 5)
-        time.sleep(0.3)
+        process.says("no step has completed for 0.3 s")
+        assert get(port, "/health").status_code == 503
         process.signal()
         assert process.wait(15) == 0
         assert answer.result().status_code in (200, 503)
