@@ -131,7 +131,7 @@ _CLI_NOTES = """\
 | 1 | failed: one line on stderr says why |
 | 2 | wrong usage or settings: one line on stderr says which |
 | 70 | `serve`: the engine failed while it ran |
-| 130 | Ctrl-C |
+| 128 + n | `serve`: ended at once by a second signal n; other commands: Ctrl-C (130) |
 
 ## Variables that are not flags
 
