@@ -120,7 +120,7 @@ async def one_stream_too_many(port: int) -> bool:
 async def _reset_tells(port: int, path: str) -> bool:
     peer = await H2Peer.connect(port)
     stream = await peer.request(path)
-    over = await peer.over(stream, seconds=1)
+    over = await peer.over(stream, seconds=1.5)
     await peer.finish()
     return over and peer.streams[stream].reset == 2
 
@@ -198,7 +198,7 @@ async def sender_of_a_dead_connection(port: int) -> bool:
     await peer.request("/stuck?kib=256")
     await peer.pump(lambda: False, 0.2)
     await peer.reset()
-    return await settles(port, 1.5)
+    return await settles(port, 2)
 
 
 async def left_while_pipelining(port: int) -> bool:
@@ -209,7 +209,7 @@ async def left_while_pipelining(port: int) -> bool:
     await peer.send(b"GET /ok HTTP/1.1\r\nHo")
     await trio.sleep(0.1)
     await peer.finish()
-    return await settles(port, 1)
+    return await settles(port, 2)
 
 
 async def early_answer_is_lost(port: int) -> bool:

@@ -44,7 +44,7 @@ async def test_idle_connections_end(kind) -> None:
 @pytest.mark.parametrize("kind", [Peer, H2Peer])
 async def test_answers_and_uploads_in_progress_go_on(kind) -> None:
     """Neither a slow stream nor a slow upload is cut by the limits on headers and idling."""
-    async with serving(header_timeout=0.2, keep_alive_timeout=0.2) as running:
+    async with serving(header_timeout=0.5, keep_alive_timeout=0.5) as running:
         streaming, uploading = await kind.connect(running.port), await kind.connect(running.port)
         if kind is H2Peer:
             stream = await streaming.request("/stream?n=8&ms=100")
@@ -88,10 +88,10 @@ async def test_stream_without_a_window_is_reset() -> None:
 
 async def test_window_that_opens_by_the_byte() -> None:
     """Slow progress is progress: a client that takes a byte at a time outlives the stall timeout."""
-    async with serving(stall_timeout=0.4) as running:
+    async with serving(stall_timeout=1.5) as running:
         peer = await Narrow.connect(running.port)
         stream = await peer.request("/stuck?kib=4")
-        for n in range(10):
+        for n in range(20):
             await trio.sleep(0.1)
             peer.h2.increment_flow_control_window(1, stream)
             await peer.flush()
