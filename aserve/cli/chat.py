@@ -70,7 +70,7 @@ def command(sources: Sources) -> Callable[..., int]:
         given = {name: value for name, value in options.items() if value is not None}
         with (
             start_blocking_portal("trio") as portal,
-            portal.wrap_async_context_manager(engine_opener()(settings)) as engine,
+            portal.wrap_async_context_manager(engine_opener(show_progress=True)(settings)) as engine,
         ):
             Conversation(portal, engine, system, given).run()
         return 0

@@ -94,7 +94,7 @@ def _run(settings: EngineConfig, lines: TextIO, out: TextIO, defaults: dict[str,
     from aserve.cli.batch import Batch
     from aserve.cli.launch import engine_opener
 
-    opener = engine_opener()
+    opener = engine_opener(show_progress=True)
 
     async def run() -> Counts:
         async with opener(settings) as engine:

@@ -14,11 +14,27 @@ if TYPE_CHECKING:
     from aserve.engine.engine import Engine
 
 
-def engine_opener() -> Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]:
-    """``open_engine`` with this machine's cache folder."""
+def engine_opener(*, show_progress: bool = False) -> Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]:
+    """``open_engine`` with this machine's cache folder, and a bar on stderr while weights are read if asked for."""
     from aserve.assembly import open_engine
 
-    return partial(open_engine, cache_dir=env.cache_folder(), offline=env.offline())
+    progress = _loading_bar() if show_progress else None
+    return partial(open_engine, cache_dir=env.cache_folder(), offline=env.offline(), progress=progress)
+
+
+def _loading_bar() -> Callable[[int, int], None]:
+    """As ``progress_bar``, for a caller that does not know when it ends: it goes away when all bytes are there."""
+    from tqdm import tqdm
+
+    bar = tqdm(desc="loading", unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False)
+
+    def show(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+
+    return show
 
 
 @contextmanager

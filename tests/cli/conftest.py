@@ -31,4 +31,4 @@ def fake_engine(monkeypatch, tmp_path, executor):
         ) as engine:
             yield engine
 
-    monkeypatch.setattr("aserve.cli.launch.engine_opener", lambda: open_engine)
+    monkeypatch.setattr("aserve.cli.launch.engine_opener", lambda **_: open_engine)

@@ -99,7 +99,7 @@ async def open_engine(config):
         with anyio.fail_after(10):  # an answer that goes on would take longer
             await engine.wait_idle()
 
-launch.engine_opener = lambda: open_engine
+launch.engine_opener = lambda **_: open_engine
 sys.exit(main(["chat", "M"]))
 """
 
