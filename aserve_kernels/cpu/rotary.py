@@ -26,6 +26,8 @@ def _joined(q: Tensor, k: Tensor) -> Tensor | None:
     """Return q and k as one tensor [T, Hq + Hkv, D] if they are neighbours in the rows of a fused projection."""
     num_tokens, num_heads, head_dim = q.shape
     follows = k.data_ptr() == q.data_ptr() + num_heads * head_dim * q.element_size()
-    if not follows or k.stride() != q.stride() or q.stride(0) < (num_heads + k.shape[1]) * head_dim:
+    if not follows or k.untyped_storage().data_ptr() != q.untyped_storage().data_ptr():
+        return None
+    if k.stride() != q.stride() or q.stride(0) < (num_heads + k.shape[1]) * head_dim:
         return None
     return torch.as_strided(q, (num_tokens, num_heads + k.shape[1], head_dim), q.stride())
