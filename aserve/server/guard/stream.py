@@ -82,7 +82,8 @@ class GuardedStream(HTTPStream):
         except* Exception as group:
             logger.error("the application failed in %s %s", scope["method"], scope["path"], exc_info=group)
         finally:
-            await self.app_send(None)  # changes state before it waits, so also right in a cancelled task
+            # changes state before it waits, so it is right in a cancelled task, too
+            await self.app_send(None)  # noqa: ASYNC102
 
     async def handle(self, event: Event) -> None:
         """Pass on what the peer did. Contains no checkpoint."""

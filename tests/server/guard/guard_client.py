@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -178,13 +178,12 @@ class H2Peer(Peer):
         if data:
             await self.send(data)
 
-    def begin(self, path: str, *, method: str = "GET", end: bool = True) -> int:
+    def begin(
+        self, path: str, *, method: str = "GET", end: bool = True, headers: Sequence[tuple[str, str]] = ()
+    ) -> int:
         stream_id = self.h2.get_next_available_stream_id()
-        self.h2.send_headers(
-            stream_id,
-            [(":method", method), (":path", path), (":scheme", "http"), (":authority", "x")],
-            end_stream=end,
-        )
+        pseudo = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "x")]
+        self.h2.send_headers(stream_id, [*pseudo, *headers], end_stream=end)
         self.streams[stream_id] = H2Stream()
         return stream_id
 

@@ -14,6 +14,12 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "guard"))  # its clients
+
+
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", "trio")
 
 
 class Process:
@@ -56,6 +62,10 @@ class Process:
         code = self._process.wait(seconds)
         self._reader.join(5)
         return code
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:

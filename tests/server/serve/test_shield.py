@@ -6,7 +6,7 @@ import pytest
 
 from aserve.server.shield import ShieldSend
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True)]
 
 
 async def never() -> dict:
