@@ -97,8 +97,8 @@ class PagedAttention(Protocol):
         query at position p sees positions max(0, p - window + 1) to p. Query head h reads KV head h // (Hq / Hkv).
 
         ``max_query_len`` and ``max_seq_len`` are at least the true ones. A sequence of length 0, which pads a batch,
-        gets zeros. Table entries past a sequence's last block may be any block; the caches hold finite numbers
-        everywhere, also where nothing was stored yet, and are contiguous.
+        gets zeros. Table entries past a sequence's last block may be any block, and what the caches hold past its
+        length may be anything, NaN too: nothing of that reaches the sequence.
         """
         ...
 

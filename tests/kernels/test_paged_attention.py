@@ -81,13 +81,19 @@ def test_bounds_on_lengths_may_be_generous(backend, reference):
     assert_agree(OPERATION, backend.kernels, reference, inputs)
 
 
-def test_a_sequence_does_not_see_what_lies_behind_its_end(backend):
-    """A block holds what an earlier owner left in it."""
-    inputs = make_inputs(OPERATION, MIXED, dtype=torch.float32, device=backend.device)
+@pytest.mark.parametrize("shape", [MIXED, OPERATION.shapes[2], OPERATION.shapes[3]], ids=str)
+def test_nothing_of_what_lies_behind_its_end_reaches_a_sequence(backend, shape):
+    """A block still holds what an earlier owner left in it, and that may have been broken."""
+    inputs = make_inputs(OPERATION, shape, dtype=torch.float32, device=backend.device)
     expected = backend.kernels.paged_attention(**inputs)
     block_size = inputs["k_cache"].shape[1]
+    owned = torch.zeros(inputs["k_cache"].shape[:2], dtype=torch.bool)
     for s, seq_len in enumerate(inputs["seq_lens"].tolist()):
-        last = int(inputs["block_tables"][s, (seq_len - 1) // block_size])
-        for cache in (inputs["k_cache"], inputs["v_cache"]):
-            cache[last, (seq_len - 1) % block_size + 1 :] = 1e4
+        for position in range(seq_len):
+            owned[int(inputs["block_tables"][s, position // block_size]), position % block_size] = True
+    unowned = int((~owned).all(1).nonzero()[0])
+    for s, seq_len in enumerate(inputs["seq_lens"].tolist()):
+        inputs["block_tables"][s, -(-seq_len // block_size) :] = unowned
+    for cache in (inputs["k_cache"], inputs["v_cache"]):
+        cache[~owned] = math.nan
     torch.testing.assert_close(backend.kernels.paged_attention(**inputs), expected)
