@@ -65,6 +65,11 @@ class Outgoing:
         self.finished = last
         await self._one({"type": "http.response.body", "body": body, "more_body": not last})
 
+    async def ping_done(self) -> None:
+        """Wait for a comment that is being sent: it must not be cut off either."""
+        if self._pinged is not None:
+            await self._pinged.wait()
+
     async def ping(self) -> None:
         """Send a comment, unless a send is in progress. Called by the timer's task."""
         if self.sending or self.finished:

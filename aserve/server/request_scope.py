@@ -67,6 +67,7 @@ class RequestScope:
             tasks.start_soon(self._keep_time)
             with self._shield:
                 await work(self)
+                await self.out.ping_done()
             self._ping_scope.cancel()
             tasks.cancel_scope.cancel()
 

@@ -92,6 +92,24 @@ async def test_a_bad_key_is_answered_before_the_body(idle_client, make_exchange)
     assert exchange.answer.complete
 
 
+async def test_an_early_answer_is_not_cut_by_a_cancellation_from_outside(idle_client, make_exchange):
+    cut = []
+
+    async def slow(exchange, message):
+        try:
+            await anyio.sleep(0.05)
+        except BaseException as error:
+            cut.append(error)
+            raise
+
+    exchange = make_exchange(on_send=slow)
+    with anyio.move_on_after(0.02):
+        await idle_client(api_key=("k",)).run(exchange, "GET", "/v1/models")
+    assert exchange.answer.complete
+    assert exchange.bookkeeping_done
+    assert not cut
+
+
 async def test_http2_answers_do_not_name_the_connection(idle_client, make_exchange):
     exchange = make_exchange(chunks=[b"x", b""])
     await idle_client(api_key=("k",)).run(exchange, "POST", CHAT, http_version="2")

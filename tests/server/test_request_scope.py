@@ -189,6 +189,26 @@ async def test_cancellation_from_outside_closes_and_never_reaches_send(make_exch
     assert anyio.current_time() < 2.0
 
 
+async def test_cancellation_from_outside_does_not_cut_a_comment(make_exchange):
+    cut = []
+
+    async def slow(exchange, message):
+        if not message.get("body"):
+            return
+        outside.cancel()
+        try:
+            await anyio.sleep(0.5)
+        except BaseException as error:
+            cut.append(error)
+            raise
+
+    exchange = make_exchange(on_send=slow)
+    with anyio.CancelScope() as outside:
+        await make_scope(exchange, keepalive_s=10.0).run(Work())
+    assert exchange.answer.body == b": keep-alive\n\n"
+    assert not cut
+
+
 async def test_closing_interrupts_the_preparation_only(make_exchange):
     exchange = make_exchange()
     seen = []

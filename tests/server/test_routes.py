@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from aserve.core.config import EngineConfig, ModelConfig, ServerConfig
-from aserve.core.errors import ConfigError
+from aserve.core.errors import ConfigError, ModelLoadError
 from aserve.server.app import App, build_app, create_app
 from aserve.server.engine_slot import EngineSlot
 
@@ -285,6 +287,42 @@ async def test_a_given_engine_stays_the_callers(serving, make_exchange):
 async def test_an_app_for_a_slot_has_an_empty_lifespan(make_exchange):
     sent = await run_lifespan(build_app(EngineSlot(), ServerConfig()), make_exchange, anyio.lowlevel.checkpoint)
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+async def test_a_configuration_is_opened_by_the_lifespan(serving, make_exchange, monkeypatch):
+    opened = []
+
+    @asynccontextmanager
+    async def open_engine(config):
+        async with serving() as client:
+            opened.append(config)
+            yield client.app.slot.engine
+        opened.append("closed")
+
+    monkeypatch.setattr("aserve.assembly.open_engine", open_engine)
+    config = EngineConfig(model=ModelConfig(model="x"))
+    app = create_app(config)
+
+    async def during():
+        assert opened == [config]
+        assert app.slot.engine.status == "running"
+
+    sent = await run_lifespan(app, make_exchange, during)
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert opened == [config, "closed"]
+    assert app.slot.engine is None
+
+
+async def test_an_engine_that_cannot_be_opened_fails_the_start(make_exchange, monkeypatch):
+    @asynccontextmanager
+    async def open_engine(config):
+        raise ModelLoadError("there is no model x")
+        yield
+
+    monkeypatch.setattr("aserve.assembly.open_engine", open_engine)
+    app = create_app(EngineConfig(model=ModelConfig(model="x")))
+    sent = await run_lifespan(app, make_exchange, anyio.lowlevel.checkpoint)
+    assert sent == ["lifespan.startup.failed"]
 
 
 async def test_configuration_or_engine():
