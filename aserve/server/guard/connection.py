@@ -29,6 +29,7 @@ from aserve.server.guard.timer import Timer
 logger = logging.getLogger(__name__)
 
 _GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+_LAST_WORD_S = 1.0
 
 
 class _Background:
@@ -172,8 +173,9 @@ class GuardedConnection(TCPServer):
         finally:  # also when cancelled: an app that waits in a shield must learn that its connection is gone
             if self._lost:
                 self.outbox.fail()
-            if self._lost or not self._left:
-                await self.protocol.handle(Closed())  # noqa: ASYNC102 contains no checkpoint
+            with trio.move_on_after(_LAST_WORD_S, shield=True):
+                if self._lost or not self._left:
+                    await self.protocol.handle(Closed())
 
     async def _read_until_the_end(self) -> None:
         with self._reading:

@@ -23,6 +23,8 @@ from aserve.server.guard.inbox import Inbox
 
 logger = logging.getLogger(__name__)
 
+_LAST_WORD_S = 1.0
+
 
 @dataclass(frozen=True)
 class StreamAborted(Event):
@@ -82,8 +84,8 @@ class GuardedStream(HTTPStream):
         except* Exception as group:
             logger.error("the application failed in %s %s", scope["method"], scope["path"], exc_info=group)
         finally:
-            # changes state before it waits, so it is right in a cancelled task, too
-            await self.app_send(None)  # noqa: ASYNC102
+            with trio.move_on_after(_LAST_WORD_S, shield=True):  # changes state before it waits, if it does
+                await self.app_send(None)
 
     async def handle(self, event: Event) -> None:
         """Pass on what the peer did. Contains no checkpoint."""

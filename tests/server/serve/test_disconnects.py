@@ -12,7 +12,7 @@ from guard_client import H2Peer, Peer, ask
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
-OPERATIONS = 250
+OPERATIONS = 150
 AT_ONCE = 12
 CHAT = "/v1/chat/completions"
 HOW = ("half request", "early", "finish", "reset", "half close", "complete", "pipeline")
