@@ -97,8 +97,10 @@ class PagedAttention(Protocol):
         query at position p sees positions max(0, p - window + 1) to p. Query head h reads KV head h // (Hq / Hkv).
 
         ``max_query_len`` and ``max_seq_len`` are at least the true ones. A sequence of length 0, which pads a batch,
-        gets zeros. Table entries past a sequence's last block may be any block, and what the caches hold past its
-        length may be anything, NaN too: nothing of that reaches the sequence.
+        gets zeros. Table entries past a sequence's last block name one of its own blocks, and what its blocks hold
+        past its length is finite: nothing of that reaches the sequence. (A backend may read it and give it the
+        weight 0, which would not hide a NaN; clearing a block when it is handed out is cheaper than clearing what is
+        read in every layer of every step.)
         """
         ...
 

@@ -188,17 +188,13 @@ def _gather_group(cache: _Cache, group: list[_Decode], dtype: torch.dtype) -> tu
         tables = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
     keys, values = cache.gather(tables[:, :num_blocks].flatten())
     shape = (len(group), num_blocks * block_size, *keys.shape[2:])
-    keys, values = keys.view(shape), values.view(shape)
+    keys, values = keys.view(shape)[:, :longest], values.view(shape)[:, :longest]
     if not any(starts) and min(ends) == longest:
-        return keys[:, :longest], values[:, :longest], None
+        return keys, values, None
 
-    places = torch.arange(shape[1])
+    places = torch.arange(longest)
     hidden = places >= torch.tensor(ends).unsqueeze(1)
     if any(starts):
         hidden |= places < torch.tensor(starts).unsqueeze(1)
-    # What is hidden may belong to another sequence, and even if its weight is 0 a NaN there would be seen.
-    rows = hidden.flatten().nonzero().squeeze(1)
-    for x in (keys, values):
-        x.flatten(0, 1).index_fill_(0, rows, 0)
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -math.inf)
-    return keys[:, :longest], values[:, :longest], mask[:, None, None, :longest]
+    return keys, values, mask[:, None, None]
