@@ -9,8 +9,8 @@ BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := aserve aserve_kernels examples tests
-# yields inside scopes and unshielded awaits in finally, which ruff does not find; the guard argues its two in place
-ASYNC_SOURCES = $(shell grep -rlE 'async (def|with)' aserve examples --include='*.py' | grep -v aserve/server/guard/)
+# yields inside scopes and unshielded awaits in finally, which ruff does not find
+ASYNC_SOURCES = $(shell grep -rlE 'async (def|with)' aserve examples --include='*.py')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
