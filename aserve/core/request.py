@@ -6,6 +6,7 @@ which are all the scheduler ever sees. Values are validated by the server or the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -108,7 +109,7 @@ class TokenLogprobs(NamedTuple):
 
     token_id: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    top: Sequence[tuple[int, float]] = ()
 
 
 class TextDelta(NamedTuple):

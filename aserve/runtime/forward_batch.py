@@ -3,8 +3,8 @@
 Plans carry only new block ids, so the tables kept here are a function of the plans seen so far. What lies behind a
 sequence's end is its own: table entries past its blocks repeat its first one, and on the CPU a block is zeroed when a
 sequence gets it. So kernels that read in whole blocks and mask afterwards never meet another request's NaN, which no
-mask hides (0 * NaN is NaN). Knows nothing of models or sampling, apart from the last token of each slot, which stays on the device for rows that continue a token
-still in flight. Called by the model runner, once per step and in step order.
+mask hides (0 * NaN is NaN). Knows nothing of models or sampling, apart from the last token of each slot, which stays
+on the device for rows that continue a token still in flight. Called by the model runner, once per step, in step order.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aserve.core.capacity import Capacity
+from aserve.core.logprobs import PackedLogprobs
 from aserve.core.request import TokenLogprobs
 from aserve.core.step import INVALID_TOKEN, StepPlan, StepResult
 from aserve.models.model import Model
@@ -113,6 +114,8 @@ def _read_logprobs(token_ids: tuple[int, ...], logprobs: SampledLogprobs) -> dic
     for row, num_top, chosen, top_ids, top_values in columns:
         if token_ids[row] == INVALID_TOKEN:
             continue
-        top = tuple(pair for pair in zip(top_ids[:num_top], top_values[:num_top], strict=True) if pair[1] > -np.inf)
+        asked = top_values[:num_top]
+        num_possible = num_top - asked.count(-np.inf)  # sorted, so those of probability 0 are last
+        top = PackedLogprobs(top_ids[:num_possible], asked[:num_possible])
         entries[row] = TokenLogprobs(token_ids[row], chosen, top)
     return entries

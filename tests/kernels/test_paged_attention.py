@@ -83,7 +83,7 @@ def test_bounds_on_lengths_may_be_generous(backend, reference):
 
 @pytest.mark.parametrize("shape", [MIXED, OPERATION.shapes[2], OPERATION.shapes[3]], ids=str)
 def test_nothing_of_what_lies_behind_its_end_reaches_a_sequence(backend, shape):
-    """Its last block and the padding of its table lead to places that are not its own; any finite number may be there."""
+    """Its last block and its table's padding lead to places that are not its own; any finite number may be there."""
     inputs = make_inputs(OPERATION, shape, dtype=torch.float32, device=backend.device)
     expected = backend.kernels.paged_attention(**inputs)
     block_size = inputs["k_cache"].shape[1]

@@ -46,11 +46,11 @@ def test_block_bytes() -> None:
 @pytest.mark.parametrize(
     ("available", "needs", "expected"),
     [
-        pytest.param(64 * GIB, NEEDS, 2048, id="2 GiB at most"),
+        pytest.param(64 * GIB, NEEDS, 1024, id="1 GiB at most"),
         pytest.param(64 * GIB, replace(NEEDS, sequence_blocks=10), 320, id="all sequences at full length"),
         pytest.param(4 * GIB, NEEDS, 1024, id="a quarter of what is available"),
         pytest.param(2 * GIB, NEEDS, 1000, id="one whole sequence, more than a quarter"),
-        pytest.param(64 * GIB, replace(NEEDS, sequence_blocks=5000), 5000, id="one whole sequence, more than 2 GiB"),
+        pytest.param(64 * GIB, replace(NEEDS, sequence_blocks=5000), 5000, id="one whole sequence, more than 1 GiB"),
         pytest.param(GIB, NEEDS, 512, id="half of what is available, less than one sequence"),
         pytest.param(2 * MIB, NEEDS, 1, id="one block"),
     ],
