@@ -72,7 +72,7 @@ def write(
         ({"more": ("blk.0.strange.weight",)}, r"tensor blk\.0\.strange\.weight is not known"),
         ({"extra": lambda w: w.add_uint16("split.count", 3)}, "one of 3 parts"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_converted(gguf: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     refused(write(gguf, tmp_path, **changes), message)
@@ -112,7 +112,7 @@ def test_a_cache_folder_that_cannot_be_made(tiny_gguf: Path) -> None:
         ({"numbers": {"attention.layer_norm_rms_epsilon": None}}, r"layer_norm_rms_epsilon is missing"),
         ({"extra": lambda w: w.add_uint32("llama.rope.scaling.type", 3)}, r"scaling\.type has the wrong type"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_metadata_of_the_wrong_shape(gguf: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     refused(write(gguf, tmp_path, **changes), message)
