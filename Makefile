@@ -12,6 +12,9 @@ SOURCES := aserve aserve_kernels examples tests
 # yields inside scopes and unshielded awaits in finally, which ruff does not find
 ASYNC_SOURCES = $(shell grep -rlE 'async (def|with)' aserve examples --include='*.py')
 
+# a process per core, each with one thread for torch, and the tests of a file together, for what they share
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -53,7 +56,7 @@ bench: dev  ## measure each kernel against its reference
 # ---- check
 
 .PHONY: test lint types pytest coverage docs-check docs format cases
-test: lint types pytest  ## everything that must hold: lint, types, tests (about 5 minutes on 2 cores)
+test: lint types pytest  ## everything that must hold: lint, types, tests (about 4 minutes on 2 cores)
 
 lint: dev  ## format, lint, async rules, import contracts, spelling
 	$(BIN)/ruff format --check $(SOURCES)
@@ -66,10 +69,10 @@ types: dev  ## pyright
 	$(BIN)/pyright
 
 pytest: dev  ## the default tests: no GPU, no network, no weights
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 coverage: dev  ## the default tests with branch coverage
-	$(BIN)/python -m pytest -q --cov
+	$(PYTEST) --cov
 
 docs: dev  ## regenerate docs/reference from the code
 	$(BIN)/python -m aserve.cli.docs

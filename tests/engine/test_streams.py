@@ -127,6 +127,7 @@ async def test_refusals_come_from_the_first_use(running, within):
             async with engine.complete("a", max_tokens=1900):
                 with pytest.raises(QueueFullError):
                     await engine.complete("a").collect()
+            await engine.wait_idle()  # until then the place in the batch is taken, and nothing may wait
             stream = engine.complete("a", max_tokens=1)
             with pytest.raises(RuntimeError, match="started"):
                 _ = stream.generation
