@@ -65,8 +65,15 @@ class Admin:
         return json_reply(200, {"version": number})
 
     def _model(self, name: str, max_model_len: int) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "aserve", "root": name,
-                "parent": None, "max_model_len": max_model_len}
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "aserve",
+            "root": name,
+            "parent": None,
+            "max_model_len": max_model_len,
+        }
 
 
 def _not_well(status: str, reason: str) -> Reply:

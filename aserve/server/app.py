@@ -54,10 +54,12 @@ class App:
         self._keys = ApiKeys(server.api_key)
         self._cors = Cors(server.cors_origin)
         self._small = SmallRoutes(Admin(slot, server, self._counts))
-        chat = GenerationRoute("/v1/chat/completions", slot, server, self._counts,
-                               read=read_chat_request, prepare=prepare_chat)
-        completions = GenerationRoute("/v1/completions", slot, server, self._counts,
-                                      read=read_completion_request, prepare=prepare_completion)
+        chat = GenerationRoute(
+            "/v1/chat/completions", slot, server, self._counts, read=read_chat_request, prepare=prepare_chat
+        )
+        completions = GenerationRoute(
+            "/v1/completions", slot, server, self._counts, read=read_completion_request, prepare=prepare_completion
+        )
         self._generating: dict[str, Route] = {"/v1/chat/completions": chat, "/v1/completions": completions}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,8 +124,9 @@ class App:
                 await self._generating[head.path](head, receive, send)
             else:
                 record = RequestRecord(head, route, self._counts, level=logging.DEBUG)
-                await self._small(head, scope, receive, send,
-                                  lambda status: record.close(status, "ok" if status < 400 else "refused"))
+                await self._small(
+                    head, scope, receive, send, lambda status: record.close(status, "ok" if status < 400 else "refused")
+                )
         except OSError:
             logger.debug("a client left before it had its answer")
 
@@ -172,8 +175,9 @@ def build_app(slot: EngineSlot, server: ServerConfig) -> App:
     return App(slot, server)
 
 
-def create_app(config: EngineConfig | None = None, *, engine: Engine | None = None,
-               server: ServerConfig | None = None) -> App:
+def create_app(
+    config: EngineConfig | None = None, *, engine: Engine | None = None, server: ServerConfig | None = None
+) -> App:
     """Make an application for embedding.
 
     Args:

@@ -45,9 +45,14 @@ class RequestHead:
         given = next((value for name, value in headers if name == b"x-request-id"), None)
         sane = given is not None and _SANE_ID.fullmatch(given) is not None
         request_id = given.decode("ascii") if sane and given is not None else uuid.uuid4().hex
-        return cls(method=scope["method"], path=relative_path(scope), headers=headers,
-                   http_version=scope.get("http_version", "1.1"), request_id=request_id,
-                   reply_headers=[(b"x-request-id", request_id.encode())])
+        return cls(
+            method=scope["method"],
+            path=relative_path(scope),
+            headers=headers,
+            http_version=scope.get("http_version", "1.1"),
+            request_id=request_id,
+            reply_headers=[(b"x-request-id", request_id.encode())],
+        )
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this name (lower case), without surrounding blanks."""
@@ -68,6 +73,6 @@ def relative_path(scope: Scope) -> str:
     """The path below ``root_path``. Hosts differ in whether ``path`` contains it; both are understood."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
-    if root and path.startswith(root) and path[len(root):len(root) + 1] in ("/", ""):
-        return path[len(root):] or "/"
+    if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("/", ""):
+        return path[len(root) :] or "/"
     return path

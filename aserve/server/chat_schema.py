@@ -12,10 +12,19 @@ from aserve.server.offered import drop_fields_not_offered
 from aserve.server.schema import MAX_TOP_LOGPROBS, SamplingFields
 from aserve.server.validation import RuleError, validate
 
-_RESERVED_KWARGS = frozenset({
-    "self", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "add_special_tokens",
-    "tokenize", "continue_final_message",
-})
+_RESERVED_KWARGS = frozenset(
+    {
+        "self",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "add_special_tokens",
+        "tokenize",
+        "continue_final_message",
+    }
+)
 
 
 def _read_content(value: Any) -> str | None:
@@ -106,9 +115,13 @@ class ChatMessage(_Part):
                 turn[name] = value
         if self.tool_calls:
             turn["tool_calls"] = [
-                {"id": call.id, "type": "function",
-                 "function": {"name": call.function.name, "arguments": call.function.arguments}}
-                for call in self.tool_calls]
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": call.function.arguments},
+                }
+                for call in self.tool_calls
+            ]
         return turn
 
 

@@ -78,6 +78,7 @@ def read_completion_request(body: bytes) -> CompletionRequest:
     if best_of is not None and (isinstance(best_of, bool) or best_of != request.num_choices):
         raise UnsupportedFieldError("'best_of' is not supported unless it equals 'n'", param="best_of")
     if len(request.prompts) * request.num_choices > MAX_SEQUENCES:
-        raise UnsupportedFieldError(f"one request may ask for at most {MAX_SEQUENCES} choices of all prompts together",
-                                    param="prompt")
+        raise UnsupportedFieldError(
+            f"one request may ask for at most {MAX_SEQUENCES} choices of all prompts together", param="prompt"
+        )
     return request

@@ -33,5 +33,8 @@ class Cors:
         if head.header(b"access-control-request-method") is None or not self.reply_headers(head):
             return []
         asked = head.header(b"access-control-request-headers") or _DEFAULT_HEADERS
-        return [(b"access-control-allow-methods", methods.encode()), (b"access-control-allow-headers", asked),
-                (b"access-control-max-age", b"600")]
+        return [
+            (b"access-control-allow-methods", methods.encode()),
+            (b"access-control-allow-headers", asked),
+            (b"access-control-max-age", b"600"),
+        ]

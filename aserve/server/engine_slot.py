@@ -38,8 +38,9 @@ class EngineSlot:
     def get(self) -> Engine:
         """Return the engine. Raises EngineLoadingError while there is none."""
         if self._engine is None:
-            raise EngineLoadingError("the model is still being loaded; try again shortly",
-                                     retry_after_s=RETRY_WHILE_LOADING_S)
+            raise EngineLoadingError(
+                "the model is still being loaded; try again shortly", retry_after_s=RETRY_WHILE_LOADING_S
+            )
         return self._engine
 
     def get_serving(self) -> Engine:
@@ -48,6 +49,7 @@ class EngineSlot:
         if engine.status == "dead":
             raise EngineDeadError("the engine has failed and serves no more requests")
         if engine.status == "draining":
-            raise EngineDrainingError("the server is shutting down and takes no new requests",
-                                      retry_after_s=RETRY_WHILE_DRAINING_S)
+            raise EngineDrainingError(
+                "the server is shutting down and takes no new requests", retry_after_s=RETRY_WHILE_DRAINING_S
+            )
         return engine

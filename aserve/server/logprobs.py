@@ -35,9 +35,13 @@ class ChatLogprobs:
         self._token_bytes = token_bytes
 
     def content(self, entries: tuple[TokenLogprobs, ...]) -> list[dict[str, Any]]:
-        return [{**self._entry(entry.token_id, entry.logprob),
-                 "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in entry.top]}
-                for entry in entries]
+        return [
+            {
+                **self._entry(entry.token_id, entry.logprob),
+                "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in entry.top],
+            }
+            for entry in entries
+        ]
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self._token_bytes(token_id)

@@ -24,38 +24,82 @@ Read = Callable[[EngineStats], float]
 _GAUGES: tuple[tuple[str, str | None, str, Read], ...] = (
     ("num_requests_running", "num_requests_running", "Sequences in the batch.", lambda s: s.num_running),
     ("num_requests_waiting", "num_requests_waiting", "Sequences waiting for admission.", lambda s: s.num_waiting),
-    ("kv_cache_usage_perc", "kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.",
-     lambda s: s.num_used_blocks / s.num_blocks),
+    (
+        "kv_cache_usage_perc",
+        "kv_cache_usage_perc",
+        "Share of the KV cache in use, 0 to 1.",
+        lambda s: s.num_used_blocks / s.num_blocks,
+    ),
     ("kv_cache_blocks", None, "Blocks of the KV cache.", lambda s: s.num_blocks),
-    ("last_step_age_seconds", None, "Since a step completed or work came to an idle engine.",
-     lambda s: s.last_step_age_s),
+    (
+        "last_step_age_seconds",
+        None,
+        "Since a step completed or work came to an idle engine.",
+        lambda s: s.last_step_age_s,
+    ),
 )
 _COUNTERS: tuple[tuple[str, str | None, str, Read], ...] = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of all requests.", lambda s: s.num_prompt_tokens),
     ("generation_tokens", "generation_tokens", "Tokens generated.", lambda s: s.num_generated_tokens),
-    ("cancelled_tokens", None, "Tokens generated for choices that were left unfinished.",
-     lambda s: s.num_cancelled_tokens),
-    ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.",
-     lambda s: s.num_prefix_queries),
+    (
+        "cancelled_tokens",
+        None,
+        "Tokens generated for choices that were left unfinished.",
+        lambda s: s.num_cancelled_tokens,
+    ),
+    (
+        "prefix_cache_queries",
+        "prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache.",
+        lambda s: s.num_prefix_queries,
+    ),
     ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.num_prefix_hits),
-    ("preemptions", "num_preemptions", "Sequences that had to give up their KV cache and start again.",
-     lambda s: s.num_preemptions),
-    ("rejected_requests", "admission_rejections", "Requests refused because the queue was full.",
-     lambda s: s.num_rejected),
+    (
+        "preemptions",
+        "num_preemptions",
+        "Sequences that had to give up their KV cache and start again.",
+        lambda s: s.num_preemptions,
+    ),
+    (
+        "rejected_requests",
+        "admission_rejections",
+        "Requests refused because the queue was full.",
+        lambda s: s.num_rejected,
+    ),
     ("steps", None, "Steps completed.", lambda s: s.num_steps),
     ("step_thread_busy_seconds", None, "Time the step thread was not idle.", lambda s: s.busy_s),
-    ("step_thread_wait_seconds", None, "Time the step thread waited for steps (on the CPU: computed them).",
-     lambda s: s.wait_s),
+    (
+        "step_thread_wait_seconds",
+        None,
+        "Time the step thread waited for steps (on the CPU: computed them).",
+        lambda s: s.wait_s,
+    ),
 )
 _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineStats], HistogramStats]], ...] = (
-    ("time_to_first_token_seconds", "time_to_first_token_seconds", "From submission to the first token.",
-     lambda s: s.time_to_first_token_s),
-    ("inter_token_latency_seconds", "inter_token_latency_seconds", "Between tokens of one choice.",
-     lambda s: s.inter_token_s),
-    ("queue_time_seconds", "request_queue_time_seconds", "From submission until the first choice ran.",
-     lambda s: s.queue_s),
-    ("request_latency_seconds", "e2e_request_latency_seconds", "From submission until the last choice had finished.",
-     lambda s: s.end_to_end_s),
+    (
+        "time_to_first_token_seconds",
+        "time_to_first_token_seconds",
+        "From submission to the first token.",
+        lambda s: s.time_to_first_token_s,
+    ),
+    (
+        "inter_token_latency_seconds",
+        "inter_token_latency_seconds",
+        "Between tokens of one choice.",
+        lambda s: s.inter_token_s,
+    ),
+    (
+        "queue_time_seconds",
+        "request_queue_time_seconds",
+        "From submission until the first choice ran.",
+        lambda s: s.queue_s,
+    ),
+    (
+        "request_latency_seconds",
+        "e2e_request_latency_seconds",
+        "From submission until the last choice had finished.",
+        lambda s: s.end_to_end_s,
+    ),
 )
 
 
@@ -81,8 +125,9 @@ class _Numbers(Collector):
             yield from _engine_metrics(engine.stats(), engine.model_names[0])
 
     def _http(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("aserve_http_requests", "Requests by route, status and outcome.",
-                                       labels=["route", "status", "outcome"])
+        requests = CounterMetricFamily(
+            "aserve_http_requests", "Requests by route, status and outcome.", labels=["route", "status", "outcome"]
+        )
         for (route, status, outcome), count in sorted(self._counts.totals.items()):
             requests.add_metric([route, str(status), outcome], count)
         yield requests

@@ -57,9 +57,13 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
 }
 
-WITHOUT_EFFECT = frozenset({
-    "parallel_tool_calls", "prompt_cache_options", "prompt_cache_retention",
-})
+WITHOUT_EFFECT = frozenset(
+    {
+        "parallel_tool_calls",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+    }
+)
 """Taken with any value: hints about caching, or about fields that are refused themselves."""
 
 

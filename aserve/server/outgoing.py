@@ -17,7 +17,8 @@ from aserve.server.sse import KEEP_ALIVE
 PIECE_BYTES = 64 * 1024
 
 _STREAM_HEADERS: RawHeaders = [
-    (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
 

@@ -95,12 +95,14 @@ async def _ids_of(engine: Engine, prompt: Prompt, index: int, *, special: bool) 
         return ids
     limit = engine.capacity.max_length
     if len(prompt) >= limit:
-        raise ContextLengthError(f"the prompt has {len(prompt)} tokens; prompt and answer together can have at most "
-                                 f"{limit}", param="prompt")
+        raise ContextLengthError(
+            f"the prompt has {len(prompt)} tokens; prompt and answer together can have at most {limit}", param="prompt"
+        )
     vocabulary = engine.tokenizer.vocab_size
     if min(prompt) < 0 or max(prompt) >= vocabulary:
-        raise InvalidRequestError(f"prompt {index} has a token id outside the vocabulary of {vocabulary}",
-                                  param="prompt")
+        raise InvalidRequestError(
+            f"prompt {index} has a token id outside the vocabulary of {vocabulary}", param="prompt"
+        )
     return prompt
 
 
@@ -110,13 +112,15 @@ def _sampling(engine: Engine, request: SamplingFields) -> SamplingParams:
     vocabulary = engine.tokenizer.vocab_size
     for token_id, _ in request.logit_bias:
         if token_id >= vocabulary:
-            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocabulary}",
-                                      param="logit_bias")
+            raise InvalidRequestError(
+                f"token id {token_id} is outside the vocabulary of {vocabulary}", param="logit_bias"
+            )
     own_stops = request.stop_token_ids or []
     for token_id in own_stops:
         if token_id >= vocabulary:
-            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {vocabulary}",
-                                      param="stop_token_ids")
+            raise InvalidRequestError(
+                f"token id {token_id} is outside the vocabulary of {vocabulary}", param="stop_token_ids"
+            )
     stops = set(own_stops) if request.ignore_eos else {*own_stops, *engine.tokenizer.stop_token_ids}
 
     def value(name: str, otherwise: float) -> float:
@@ -125,31 +129,58 @@ def _sampling(engine: Engine, request: SamplingFields) -> SamplingParams:
 
     seed = random.getrandbits(64) if request.seed is None else request.seed % 2**64
     return SamplingParams(
-        max_tokens=1, min_tokens=request.min_tokens or 0, temperature=float(value("temperature", 1.0)),
-        top_k=max(int(value("top_k", 0)), 0), top_p=float(value("top_p", 1.0)), min_p=float(value("min_p", 0.0)),
-        seed=seed, presence_penalty=request.presence_penalty or 0.0, frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=float(value("repetition_penalty", 1.0)), logit_bias=tuple(request.logit_bias),
-        stop_token_ids=tuple(sorted(stops)), num_logprobs=request.num_logprobs)
+        max_tokens=1,
+        min_tokens=request.min_tokens or 0,
+        temperature=float(value("temperature", 1.0)),
+        top_k=max(int(value("top_k", 0)), 0),
+        top_p=float(value("top_p", 1.0)),
+        min_p=float(value("min_p", 0.0)),
+        seed=seed,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=float(value("repetition_penalty", 1.0)),
+        logit_bias=tuple(request.logit_bias),
+        stop_token_ids=tuple(sorted(stops)),
+        num_logprobs=request.num_logprobs,
+    )
 
 
-def _job(request: SamplingFields, prompts: list[list[int]], max_tokens: list[int], sampling: SamplingParams, *,
-         chat: bool) -> Job:
+def _job(
+    request: SamplingFields, prompts: list[list[int]], max_tokens: list[int], sampling: SamplingParams, *, chat: bool
+) -> Job:
     job_id = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
     options = request.stream_options
     generations = tuple(
         GenerationRequest(
-            request_id=f"{job_id}-{index}", prompt_token_ids=tuple(ids),
-            sampling=replace(sampling, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit),
-                             seed=_seed(request, sampling.seed, index)),
-            n=request.num_choices, stop=tuple(request.stop),
+            request_id=f"{job_id}-{index}",
+            prompt_token_ids=tuple(ids),
+            sampling=replace(
+                sampling,
+                max_tokens=limit,
+                min_tokens=min(sampling.min_tokens, limit),
+                seed=_seed(request, sampling.seed, index),
+            ),
+            n=request.num_choices,
+            stop=tuple(request.stop),
             include_stop=bool(request.include_stop_str_in_output),
-            skip_special_tokens=request.skip_special_tokens is not False, priority=request.priority or 0,
-            cache_salt=(request.cache_salt or "").encode())
-        for index, (ids, limit) in enumerate(zip(prompts, max_tokens, strict=True)))
-    return Job(id=job_id, created=int(time.time()), model=request.model, chat=chat, requests=generations,
-               num_choices=request.num_choices, logprobs=request.num_logprobs is not None,
-               stream=bool(request.stream), include_usage=bool(options and options.include_usage),
-               continuous_usage=bool(options and options.continuous_usage_stats))
+            skip_special_tokens=request.skip_special_tokens is not False,
+            priority=request.priority or 0,
+            cache_salt=(request.cache_salt or "").encode(),
+        )
+        for index, (ids, limit) in enumerate(zip(prompts, max_tokens, strict=True))
+    )
+    return Job(
+        id=job_id,
+        created=int(time.time()),
+        model=request.model,
+        chat=chat,
+        requests=generations,
+        num_choices=request.num_choices,
+        logprobs=request.num_logprobs is not None,
+        stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+    )
 
 
 def _seed(request: SamplingFields, seed: int, index: int) -> int:

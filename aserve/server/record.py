@@ -42,8 +42,17 @@ class RequestRecord:
         self._counts.add(self._route, status, outcome)
         if logger.isEnabledFor(self._level):
             tokens = "" if self.usage is None else f" {self.usage.prompt_tokens}+{self.usage.completion_tokens} tokens"
-            logger.log(self._level, "%s %s %d %s%s %.3fs id=%s", ascii(self._head.method[:20])[1:-1],
-                       ascii(self._head.path[:120])[1:-1], status, outcome, tokens, seconds, self._head.request_id)
+            logger.log(
+                self._level,
+                "%s %s %d %s%s %.3fs id=%s",
+                ascii(self._head.method[:20])[1:-1],
+                ascii(self._head.path[:120])[1:-1],
+                status,
+                outcome,
+                tokens,
+                seconds,
+                self._head.request_id,
+            )
 
     def close_with(self, error: AserveError) -> None:
         self.close(error.status, error.code or "error")

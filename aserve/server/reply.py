@@ -64,8 +64,15 @@ def internal_error() -> AserveError:
     return AserveError("the server failed to handle this request")
 
 
-async def answer(head: RequestHead, reply: Reply, receive: Receive, send: Send, *, body_complete: bool = True,
-                 drain_s: float = DRAIN_S) -> None:
+async def answer(
+    head: RequestHead,
+    reply: Reply,
+    receive: Receive,
+    send: Send,
+    *,
+    body_complete: bool = True,
+    drain_s: float = DRAIN_S,
+) -> None:
     """Send a whole answer. Cancellation from outside is not thrown into ``send``.
 
     With ``body_complete`` false the answer is sent at once, the rest of the request's body is read and dropped until

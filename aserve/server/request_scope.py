@@ -44,8 +44,9 @@ class RequestScope:
         gone: whether nobody reads the answer any more.
     """
 
-    def __init__(self, head: RequestHead, receive: Receive, send: Send, *, deadline_s: float, stall_s: float,
-                 keepalive_s: float) -> None:
+    def __init__(
+        self, head: RequestHead, receive: Receive, send: Send, *, deadline_s: float, stall_s: float, keepalive_s: float
+    ) -> None:
         self._receive = receive
         self._deadline_s = deadline_s
         self._stall_s = stall_s

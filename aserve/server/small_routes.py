@@ -87,8 +87,9 @@ class SmallRoutes:
         self._admin = admin
         self._fronts: dict[bool, ASGIApp] = {}
 
-    async def __call__(self, head: RequestHead, scope: Scope, receive: Receive, send: Send,
-                       on_start: Callable[[int], None]) -> None:
+    async def __call__(
+        self, head: RequestHead, scope: Scope, receive: Receive, send: Send, on_start: Callable[[int], None]
+    ) -> None:
         """Answer a GET or HEAD request whose path is known; ``on_start`` is told the status before it is sent."""
         inner = {**scope, "path": head.path, "raw_path": head.path.encode("utf-8", "replace"), "root_path": ""}
         await self._front()(inner, _without_body(receive), _finished_by(head, send, on_start))

@@ -41,7 +41,7 @@ class Frames(Protocol):
 
 
 def _head(job: Job, kind: str) -> str:
-    return (f'data: {{"id":{quote(job.id)},"object":"{kind}","created":{job.created},"model":{quote(job.model)},')
+    return f'data: {{"id":{quote(job.id)},"object":"{kind}","created":{job.created},"model":{quote(job.model)},'
 
 
 class _Ending:
@@ -82,17 +82,30 @@ class ChatFrames:
         out = b""
         if not self._begun[choice]:
             self._begun[choice] = True
-            out = (opening + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' + closing)
+            out = opening + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' + closing
         if self._logprobs is not None and delta.logprobs:
             logprobs = orjson.dumps({"content": self._logprobs.content(delta.logprobs), "refusal": None})
-            out += (opening + b'{"content":' + quote(text).encode() + b'},"logprobs":' + logprobs
-                    + b',"finish_reason":null}]' + closing)
+            out += (
+                opening
+                + b'{"content":'
+                + quote(text).encode()
+                + b'},"logprobs":'
+                + logprobs
+                + b',"finish_reason":null}]'
+                + closing
+            )
         elif text:
-            out += (opening + b'{"content":' + quote(text).encode()
-                    + b'},"logprobs":null,"finish_reason":null}]' + closing)
+            out += (
+                opening + b'{"content":' + quote(text).encode() + b'},"logprobs":null,"finish_reason":null}]' + closing
+            )
         if delta.finish_reason is not None:
-            out += (opening + b'{},"logprobs":null,"finish_reason":"' + delta.finish_reason.value.encode() + b'"}]'
-                    + closing)
+            out += (
+                opening
+                + b'{},"logprobs":null,"finish_reason":"'
+                + delta.finish_reason.value.encode()
+                + b'"}]'
+                + closing
+            )
         return out
 
     def end(self) -> bytes:
@@ -114,13 +127,24 @@ class CompletionFrames:
         out = b""
         if self._logprobs is not None and delta.logprobs:
             lists: Any = self._logprobs[delta.choice].lists(delta.logprobs)
-            out = (opening + quote(delta.text).encode() + b',"logprobs":' + orjson.dumps(lists)
-                   + b',"finish_reason":null}]' + closing)
+            out = (
+                opening
+                + quote(delta.text).encode()
+                + b',"logprobs":'
+                + orjson.dumps(lists)
+                + b',"finish_reason":null}]'
+                + closing
+            )
         elif delta.text:
             out = opening + quote(delta.text).encode() + b',"logprobs":null,"finish_reason":null}]' + closing
         if delta.finish_reason is not None:
-            out += (opening + b'"","logprobs":null,"finish_reason":"' + delta.finish_reason.value.encode() + b'"}]'
-                    + closing)
+            out += (
+                opening
+                + b'"","logprobs":null,"finish_reason":"'
+                + delta.finish_reason.value.encode()
+                + b'"}]'
+                + closing
+            )
         return out
 
     def end(self) -> bytes:

@@ -44,8 +44,16 @@ _JSON = (b"content-type", b"application/json")
 class GenerationRoute(Generic[R]):
     """One route. ``read`` checks a body, ``prepare`` makes it a job for the engine."""
 
-    def __init__(self, path: str, slot: EngineSlot, server: ServerConfig, counts: RequestCounts, *,
-                 read: Callable[[bytes], R], prepare: Callable[[Engine, R], Awaitable[Job]]) -> None:
+    def __init__(
+        self,
+        path: str,
+        slot: EngineSlot,
+        server: ServerConfig,
+        counts: RequestCounts,
+        *,
+        read: Callable[[bytes], R],
+        prepare: Callable[[Engine, R], Awaitable[Job]],
+    ) -> None:
         self._path = path
         self._slot = slot
         self._server = server
@@ -56,8 +64,7 @@ class GenerationRoute(Generic[R]):
     async def __call__(self, head: RequestHead, receive: Receive, send: Send) -> None:
         """Answer one POST request."""
         record = RequestRecord(head, self._path, self._counts)
-        body = RequestBody(head, receive, max_bytes=self._server.max_body_bytes,
-                           timeout_s=self._server.read_timeout_s)
+        body = RequestBody(head, receive, max_bytes=self._server.max_body_bytes, timeout_s=self._server.read_timeout_s)
         self._counts.num_active += 1
         try:
             engine = self._slot.get_serving()
@@ -69,8 +76,14 @@ class GenerationRoute(Generic[R]):
             rest = not body.complete and not isinstance(error, GenerationClosedError)
             await answer(head, error_reply(error), receive, send, body_complete=not rest, drain_s=drain_time(error))
         else:
-            scope = RequestScope(head, receive, send, deadline_s=deadline_s, stall_s=self._server.stall_timeout_s,
-                                 keepalive_s=self._server.sse_keepalive_s)
+            scope = RequestScope(
+                head,
+                receive,
+                send,
+                deadline_s=deadline_s,
+                stall_s=self._server.stall_timeout_s,
+                keepalive_s=self._server.sse_keepalive_s,
+            )
             exchange = _Exchange(engine, partial(self._job, engine, raw), record)
             del raw  # large ones must not stay as long as the answer takes
             await scope.run(exchange.serve)

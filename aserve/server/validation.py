@@ -16,11 +16,21 @@ from aserve.core.errors import AserveError, InvalidRequestError, UnsupportedFiel
 M = TypeVar("M", bound=BaseModel)
 
 _KINDS = {
-    "int_type": "an integer", "int_parsing": "an integer", "int_from_float": "an integer",
-    "int_parsing_size": "an integer of at most 64 bits", "float_type": "a number", "float_parsing": "a number",
-    "finite_number": "a finite number", "bool_type": "true or false", "bool_parsing": "true or false",
-    "string_type": "a string", "list_type": "an array", "dict_type": "an object", "model_type": "an object",
-    "model_attributes_type": "an object", "none_required": "null",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer of at most 64 bits",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a string",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "none_required": "null",
 }
 
 
@@ -58,8 +68,12 @@ def _explain(error: ErrorDetails) -> AserveError:
         return _from_rule(where, context["error"])
     if kind == "literal_error":
         return InvalidRequestError(f"'{where}' must be {context['expected']}{_but(value)}", param=where)
-    bounds = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le"),
-              "greater_than": ("more than", "gt"), "less_than": ("less than", "lt")}
+    bounds = {
+        "greater_than_equal": ("at least", "ge"),
+        "less_than_equal": ("at most", "le"),
+        "greater_than": ("more than", "gt"),
+        "less_than": ("less than", "lt"),
+    }
     if kind in bounds:
         words, key = bounds[kind]
         return InvalidRequestError(f"'{where}' must be {words} {context[key]:g}{_but(value)}", param=where)
@@ -98,7 +112,7 @@ def _but(value: Any) -> str:
     if isinstance(value, int | float):
         return f", but is {value:.6g}" if isinstance(value, float) else f", but is {value}"
     if isinstance(value, str):
-        return f", but is \"{value}\"" if len(value) <= 40 and value.isprintable() else ", but is a string"
+        return f', but is "{value}"' if len(value) <= 40 and value.isprintable() else ", but is a string"
     if isinstance(value, list):
         return ", but is an array"
     if isinstance(value, dict):

@@ -35,11 +35,16 @@ class WholeAnswer:
     def body(self) -> bytes:
         job = self._job
         build = self._chat_choice if job.chat else self._completion_choice
-        return orjson.dumps({
-            "id": job.id, "object": "chat.completion" if job.chat else "text_completion", "created": job.created,
-            "model": job.model, "choices": [build(index) for index in range(len(self._texts))],
-            "usage": self._usage.report(),
-        })
+        return orjson.dumps(
+            {
+                "id": job.id,
+                "object": "chat.completion" if job.chat else "text_completion",
+                "created": job.created,
+                "model": job.model,
+                "choices": [build(index) for index in range(len(self._texts))],
+                "usage": self._usage.report(),
+            }
+        )
 
     def _chat_choice(self, index: int) -> dict[str, Any]:
         logprobs = None
@@ -53,5 +58,9 @@ class WholeAnswer:
         logprobs = None
         if self._job.logprobs:
             logprobs = CompletionLogprobs(self._token_bytes).lists(tuple(self._logprobs[index]))
-        return {"index": index, "text": "".join(self._texts[index]), "logprobs": logprobs,
-                "finish_reason": self._finish[index]}
+        return {
+            "index": index,
+            "text": "".join(self._texts[index]),
+            "logprobs": logprobs,
+            "finish_reason": self._finish[index],
+        }

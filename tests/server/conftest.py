@@ -68,8 +68,12 @@ class Answer:
         return "".join(p["text"] if "text" in p else p["delta"].get("content") or "" for p in parts)
 
     def finish(self, index=0):
-        reasons = [c["finish_reason"] for chunk in self.chunks for c in chunk["choices"]
-                   if c["index"] == index and c["finish_reason"]]
+        reasons = [
+            c["finish_reason"]
+            for chunk in self.chunks
+            for c in chunk["choices"]
+            if c["index"] == index and c["finish_reason"]
+        ]
         assert len(reasons) == 1
         return reasons[0]
 
@@ -84,7 +88,8 @@ class Exchange:
     def __init__(self, body=b"", *, chunks=None, on_send=None):
         parts = [body] if chunks is None else chunks
         self._incoming = deque(
-            {"type": "http.request", "body": p, "more_body": i < len(parts) - 1} for i, p in enumerate(parts))
+            {"type": "http.request", "body": p, "more_body": i < len(parts) - 1} for i, p in enumerate(parts)
+        )
         self._news = anyio.Event()
         self._on_send = on_send
         self._sending = False
@@ -142,9 +147,21 @@ class Client:
 
     def scope(self, method, path, headers=None, **changes):
         raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in (headers or {}).items()]
-        return {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-                "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": raw,
-                "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), **changes}
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": raw,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+            **changes,
+        }
 
     async def run(self, exchange, method, path, headers=None, **changes):
         with anyio.fail_after(30):
@@ -192,8 +209,9 @@ def serving(tokenizer):
         fake = {k: options.pop(k) for k in ("next_token", "fail_at_step", "step_s") if k in options}
         config = EngineConfig(model=ModelConfig(model="fake"), scheduler=SchedulerConfig(max_queue=max_queue))
         factory = partial(FakeExecutor, replace(CAPACITY, **options), **fake)
-        async with run_engine(executor_factory=factory, tokenizer=tokenizer, config=config,
-                              model_names=("M", "org/M2")) as engine:
+        async with run_engine(
+            executor_factory=factory, tokenizer=tokenizer, config=config, model_names=("M", "org/M2")
+        ) as engine:
             yield Client(App(EngineSlot(engine), ServerConfig(**(server or {}))))
 
     return open_client

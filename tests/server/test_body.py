@@ -20,13 +20,27 @@ GOOD = json.dumps({"model": "M", "max_tokens": 1, "messages": [{"role": "user", 
 
 
 def head(**headers):
-    return RequestHead(method="POST", path=CHAT, http_version="1.1", request_id="r",
-                       headers=[(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()])
+    return RequestHead(
+        method="POST",
+        path=CHAT,
+        http_version="1.1",
+        request_id="r",
+        headers=[(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
+    )
 
 
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "",
-                                  "multipart/form-data; boundary=x", "application/json; charset=latin1",
-                                  "application/jsonx", None])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/x-www-form-urlencoded",
+        "text/plain",
+        "",
+        "multipart/form-data; boundary=x",
+        "application/json; charset=latin1",
+        "application/jsonx",
+        None,
+    ],
+)
 async def test_wrong_content_type(serving, kind):
     async with serving() as client:
         answer = await client.request("POST", CHAT, GOOD, {} if kind is None else {"content-type": kind})
@@ -34,9 +48,16 @@ async def test_wrong_content_type(serving, kind):
         assert answer.error["code"] == "unsupported_media_type"
 
 
-@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=UTF-8",
-                                  "application/json;charset=utf-8", 'application/json; charset="utf-8"',
-                                  "application/json; x=y"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json",
+        "Application/JSON; charset=UTF-8",
+        "application/json;charset=utf-8",
+        'application/json; charset="utf-8"',
+        "application/json; x=y",
+    ],
+)
 async def test_good_content_type(serving, kind):
     async with serving() as client:
         assert (await client.request("POST", CHAT, GOOD, {"content-type": kind})).status == 200
@@ -51,7 +72,7 @@ async def test_compressed_bodies_are_refused(serving):
 
 async def test_a_body_in_pieces(serving):
     async with serving() as client:
-        pieces = [GOOD[i:i + 7] for i in range(0, len(GOOD), 7)]
+        pieces = [GOOD[i : i + 7] for i in range(0, len(GOOD), 7)]
         assert (await client.post(CHAT, b"", chunks=pieces)).status == 200
 
 
@@ -189,6 +210,7 @@ async def test_leaving_and_too_large_are_told_apart():
 
 def test_a_body_that_never_ends_is_drained_for_a_while_only(virtual, idle_client, make_exchange):
     """After 401 the upload goes on for ever: it is cut, after the answer."""
+
     async def main():
         exchange = make_exchange(chunks=[])
 

@@ -157,10 +157,17 @@ async def test_engine_shutdown_under_running_requests(serving, make_exchange):
 async def test_a_storm_of_random_disconnects(serving, make_exchange):
     rng = random.Random(7)
     async with serving(max_queue=1000, step_s=0.0005) as client:
+
         async def one(n):
-            exchange = make_exchange(body(
-                stream=rng.random() < 0.5, n=rng.choice([1, 1, 3]), max_tokens=rng.choice([1, 5, 60]),
-                prompt=rng.choice(["a" * rng.randint(1, 90), ["x", "yz"]]), logprobs=rng.choice([None, 1])))
+            exchange = make_exchange(
+                body(
+                    stream=rng.random() < 0.5,
+                    n=rng.choice([1, 1, 3]),
+                    max_tokens=rng.choice([1, 5, 60]),
+                    prompt=rng.choice(["a" * rng.randint(1, 90), ["x", "yz"]]),
+                    logprobs=rng.choice([None, 1]),
+                )
+            )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(client.run, exchange, "POST", COMPLETIONS, JSON)
                 await anyio.sleep(rng.choice([0, 0.001, 0.01, 0.05]))

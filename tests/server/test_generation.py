@@ -18,13 +18,23 @@ def choice_text(choice):
     return choice["text"] if "text" in choice else choice["message"]["content"]
 
 
-@pytest.mark.parametrize(("path", "fields"), [
-    (CHAT, {"max_tokens": 12}), (CHAT, {"max_tokens": 1}), (CHAT, {"max_tokens": 30, "n": 3, "seed": 1}),
-    (CHAT, {"max_tokens": 12, "logprobs": True, "top_logprobs": 2}), (CHAT, {"max_completion_tokens": 5}),
-    (COMPLETIONS, {}), (COMPLETIONS, {"prompt": ["ab", "abc", "d"], "n": 2, "max_tokens": 7}),
-    (COMPLETIONS, {"prompt": [97, 98, 99]}), (COMPLETIONS, {"prompt": [[97], [98, 99]], "max_tokens": 3}),
-    (COMPLETIONS, {"logprobs": 3, "max_tokens": 5}), (COMPLETIONS, {"logprobs": 0, "max_tokens": 5}),
-], ids=str)
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"max_tokens": 12}),
+        (CHAT, {"max_tokens": 1}),
+        (CHAT, {"max_tokens": 30, "n": 3, "seed": 1}),
+        (CHAT, {"max_tokens": 12, "logprobs": True, "top_logprobs": 2}),
+        (CHAT, {"max_completion_tokens": 5}),
+        (COMPLETIONS, {}),
+        (COMPLETIONS, {"prompt": ["ab", "abc", "d"], "n": 2, "max_tokens": 7}),
+        (COMPLETIONS, {"prompt": [97, 98, 99]}),
+        (COMPLETIONS, {"prompt": [[97], [98, 99]], "max_tokens": 3}),
+        (COMPLETIONS, {"logprobs": 3, "max_tokens": 5}),
+        (COMPLETIONS, {"logprobs": 0, "max_tokens": 5}),
+    ],
+    ids=str,
+)
 async def test_streamed_and_whole_agree(serving, path, fields):
     prompt = {"messages": [{"role": "user", "content": "abc"}]} if path == CHAT else {"prompt": "abc"}
     body = {"model": "M", "temperature": 0, **prompt, **fields}
@@ -35,8 +45,9 @@ async def test_streamed_and_whole_agree(serving, path, fields):
         last = streamed.chunks[-1]
         assert last["choices"] == []
         details = {"prompt_tokens_details"}  # the second of two equal requests finds the first one's prefix
-        assert {k: v for k, v in last["usage"].items() if k not in details} == \
-            {k: v for k, v in whole["usage"].items() if k not in details}
+        assert {k: v for k, v in last["usage"].items() if k not in details} == {
+            k: v for k, v in whole["usage"].items() if k not in details
+        }
         assert all(c["usage"] is None for c in streamed.chunks[:-1])
         for key in ("id", "created", "model", "object"):
             assert len({c[key] for c in streamed.chunks}) == 1
@@ -60,13 +71,21 @@ async def test_chat_object(serving):
         answer = (await client.chat("abc", max_tokens=4, n=2)).json
         assert answer["object"] == "chat.completion"
         assert answer["id"].startswith("chatcmpl-")
-        assert answer["usage"] == {"prompt_tokens": 22, "completion_tokens": 8, "total_tokens": 30,
-                                   "prompt_tokens_details": {"cached_tokens": 0}}
+        assert answer["usage"] == {
+            "prompt_tokens": 22,
+            "completion_tokens": 8,
+            "total_tokens": 30,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         for index, choice in enumerate(answer["choices"]):
             text = choice["message"].pop("content")
             assert len(text) == 4
-            assert choice == {"index": index, "message": {"role": "assistant", "refusal": None}, "logprobs": None,
-                              "finish_reason": "length"}
+            assert choice == {
+                "index": index,
+                "message": {"role": "assistant", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "length",
+            }
 
 
 async def test_form_of_a_chat_stream(serving):
@@ -110,13 +129,16 @@ async def test_stop_strings_and_ends(serving):
         stop = text[5:7]
         for fields in ({}, {"stream": True}):
             answer = await client.complete(max_tokens=12, stop=[stop, "never"], **fields)
-            got = (answer.text(), answer.finish()) if fields else \
-                (answer.json["choices"][0]["text"], answer.json["choices"][0]["finish_reason"])
-            assert got == (text[:text.index(stop)], "stop")
+            got = (
+                (answer.text(), answer.finish())
+                if fields
+                else (answer.json["choices"][0]["text"], answer.json["choices"][0]["finish_reason"])
+            )
+            assert got == (text[: text.index(stop)], "stop")
         kept = await client.complete(max_tokens=12, stop=stop, include_stop_str_in_output=True)
-        assert kept.json["choices"][0]["text"] == text[:text.index(stop) + 2]
+        assert kept.json["choices"][0]["text"] == text[: text.index(stop) + 2]
         by_id = await client.complete(max_tokens=12, stop_token_ids=[ord(text[3])], ignore_eos=True)
-        assert by_id.json["choices"][0]["text"] == text[:text.index(text[3])]
+        assert by_id.json["choices"][0]["text"] == text[: text.index(text[3])]
         await client.settled()
 
 
@@ -131,21 +153,25 @@ async def test_limits_of_the_answer(serving):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "fields", "status", "code", "param"), [
-    (COMPLETIONS, {"prompt": "a" * 512}, 400, "context_length_exceeded", "prompt"),
-    (COMPLETIONS, {"prompt": "a" * 600000}, 400, "context_length_exceeded", "prompt"),
-    (COMPLETIONS, {"prompt": [97] * 512}, 400, "context_length_exceeded", "prompt"),
-    (COMPLETIONS, {"prompt": ["a", "b" * 600]}, 400, "context_length_exceeded", "prompt"),
-    (COMPLETIONS, {"prompt": [1, 260]}, 400, "invalid_value", "prompt"),
-    (COMPLETIONS, {"prompt": [1, -1]}, 400, "invalid_value", "prompt"),
-    (COMPLETIONS, {"prompt": ""}, 400, "invalid_value", "prompt"),
-    (CHAT, {"messages": [{"role": "user", "content": "a" * 600}]}, 400, "context_length_exceeded", "messages"),
-    (CHAT, {"logit_bias": {"260": 1}}, 400, "invalid_value", "logit_bias"),
-    (CHAT, {"stop_token_ids": [260]}, 400, "invalid_value", "stop_token_ids"),
-    (CHAT, {"model": "other"}, 404, "model_not_found", "model"),
-    (CHAT, {"temperature": "hot"}, 400, "invalid_value", "temperature"),
-    (CHAT, {"tools": [{}]}, 400, "unsupported_parameter", "tools"),
-], ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "code", "param"),
+    [
+        (COMPLETIONS, {"prompt": "a" * 512}, 400, "context_length_exceeded", "prompt"),
+        (COMPLETIONS, {"prompt": "a" * 600000}, 400, "context_length_exceeded", "prompt"),
+        (COMPLETIONS, {"prompt": [97] * 512}, 400, "context_length_exceeded", "prompt"),
+        (COMPLETIONS, {"prompt": ["a", "b" * 600]}, 400, "context_length_exceeded", "prompt"),
+        (COMPLETIONS, {"prompt": [1, 260]}, 400, "invalid_value", "prompt"),
+        (COMPLETIONS, {"prompt": [1, -1]}, 400, "invalid_value", "prompt"),
+        (COMPLETIONS, {"prompt": ""}, 400, "invalid_value", "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 600}]}, 400, "context_length_exceeded", "messages"),
+        (CHAT, {"logit_bias": {"260": 1}}, 400, "invalid_value", "logit_bias"),
+        (CHAT, {"stop_token_ids": [260]}, 400, "invalid_value", "stop_token_ids"),
+        (CHAT, {"model": "other"}, 404, "model_not_found", "model"),
+        (CHAT, {"temperature": "hot"}, 400, "invalid_value", "temperature"),
+        (CHAT, {"tools": [{}]}, 400, "unsupported_parameter", "tools"),
+    ],
+    ids=lambda v: str(v)[:40],
+)
 async def test_mistakes_are_statuses(serving, path, fields, status, code, param, stream):
     prompt = {"messages": [{"role": "user", "content": "abc"}]} if path == CHAT else {}
     async with serving() as client:
@@ -194,9 +220,23 @@ async def test_sampling_fields_reach_the_engine(serving, monkeypatch):
         engine = client.app.slot.engine
         generate = engine.generate
         monkeypatch.setattr(engine, "generate", lambda r: seen.append(r) or generate(r))
-        await client.complete(["a", "a"], n=2, max_tokens=3, min_tokens=2, seed=-1, presence_penalty=1,
-                              frequency_penalty=-1, repetition_penalty=1.5, logit_bias={"9": 1, "5": -1}, logprobs=4,
-                              stop=["zzz"], stop_token_ids=[7], skip_special_tokens=False, priority=3, cache_salt="s")
+        await client.complete(
+            ["a", "a"],
+            n=2,
+            max_tokens=3,
+            min_tokens=2,
+            seed=-1,
+            presence_penalty=1,
+            frequency_penalty=-1,
+            repetition_penalty=1.5,
+            logit_bias={"9": 1, "5": -1},
+            logprobs=4,
+            stop=["zzz"],
+            stop_token_ids=[7],
+            skip_special_tokens=False,
+            priority=3,
+            cache_salt="s",
+        )
         await client.complete(["a", "a"], max_tokens=1)
         await client.complete("a", max_tokens=1, ignore_eos=True)
     request = seen[0]
@@ -236,6 +276,7 @@ async def test_output_that_is_not_utf8(serving):
 
 async def test_a_failure_in_mid_stream(serving):
     """A NaN in one sequence: an error event ends its stream, others go on."""
+
     def model(tokens, seed):
         return -2 if len(tokens) == 45 and tokens[0] == ord("P") else ord("k")
 
@@ -262,6 +303,7 @@ async def test_engine_death_in_mid_stream(serving):
 
 async def test_a_fault_of_the_server_is_a_plain_500(serving, monkeypatch, caplog):
     async with serving() as client:
+
         def broken(*args):
             raise KeyError("/secret/path.py")
 

@@ -32,10 +32,19 @@ async def test_the_text_is_well_formed(serving):
         answer = await client.get("/metrics")
         assert answer.header("content-type").startswith("text/plain; version=0.0.4")
         families = {f.name: f for f in text_string_to_metric_families(answer.body.decode())}
-        for name in ("aserve_num_requests_running", "vllm:num_requests_running", "vllm:num_requests_waiting",
-                     "vllm:kv_cache_usage_perc", "vllm:prompt_tokens", "vllm:generation_tokens",
-                     "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds",
-                     "vllm:e2e_request_latency_seconds", "vllm:request_success", "aserve_http_requests"):
+        for name in (
+            "aserve_num_requests_running",
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:kv_cache_usage_perc",
+            "vllm:prompt_tokens",
+            "vllm:generation_tokens",
+            "vllm:time_to_first_token_seconds",
+            "vllm:inter_token_latency_seconds",
+            "vllm:e2e_request_latency_seconds",
+            "vllm:request_success",
+            "aserve_http_requests",
+        ):
             assert name in families
 
 
@@ -93,7 +102,9 @@ async def test_requests_are_counted_by_outcome(serving):
         await client.chat(temperature="hot")
         await client.get("/nope")
         text = await series(client)
-        for labels in ('outcome="ok",route="/v1/chat/completions",status="200"',
-                       'outcome="invalid_value",route="/v1/chat/completions",status="400"',
-                       'outcome="not_found",route="other",status="404"'):
+        for labels in (
+            'outcome="ok",route="/v1/chat/completions",status="200"',
+            'outcome="invalid_value",route="/v1/chat/completions",status="400"',
+            'outcome="not_found",route="other",status="404"',
+        ):
             assert f"aserve_http_requests_total{{{labels}}} 1.0" in text

@@ -32,16 +32,30 @@ async def test_get_and_head(serving, path):
         assert head.header("content-type") == got.header("content-type")
 
 
-@pytest.mark.parametrize(("method", "path", "status", "allow"), [
-    ("GET", CHAT, 405, "POST, OPTIONS"), ("PATCH", CHAT, 405, "POST, OPTIONS"), ("BREW", CHAT, 405, "POST, OPTIONS"),
-    ("POST", "/v1/models", 405, "GET, HEAD, OPTIONS"), ("DELETE", "/health", 405, "GET, HEAD, OPTIONS"),
-    ("POST", "/v1/models/M", 405, "GET, HEAD, OPTIONS"), ("TRACE", CHAT, 405, "POST, OPTIONS"),
-    ("TRACE", "/", 405, "GET, HEAD, OPTIONS"),
-    ("GET", "/nope", 404, None), ("POST", CHAT + "/", 404, None), ("POST", "/" + CHAT, 404, None),
-    ("POST", CHAT.upper(), 404, None), ("GET", "/v1/models/", 404, None), ("GET", "/", 404, None),
-    ("GET", "//v1/models", 404, None), ("GET", "/health/", 404, None), ("GET", "", 404, None),
-    ("GET", "/v1/models/other", 404, None), ("GET", "/v1/models//M", 404, None),
-])
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allow"),
+    [
+        ("GET", CHAT, 405, "POST, OPTIONS"),
+        ("PATCH", CHAT, 405, "POST, OPTIONS"),
+        ("BREW", CHAT, 405, "POST, OPTIONS"),
+        ("POST", "/v1/models", 405, "GET, HEAD, OPTIONS"),
+        ("DELETE", "/health", 405, "GET, HEAD, OPTIONS"),
+        ("POST", "/v1/models/M", 405, "GET, HEAD, OPTIONS"),
+        ("TRACE", CHAT, 405, "POST, OPTIONS"),
+        ("TRACE", "/", 405, "GET, HEAD, OPTIONS"),
+        ("GET", "/nope", 404, None),
+        ("POST", CHAT + "/", 404, None),
+        ("POST", "/" + CHAT, 404, None),
+        ("POST", CHAT.upper(), 404, None),
+        ("GET", "/v1/models/", 404, None),
+        ("GET", "/", 404, None),
+        ("GET", "//v1/models", 404, None),
+        ("GET", "/health/", 404, None),
+        ("GET", "", 404, None),
+        ("GET", "/v1/models/other", 404, None),
+        ("GET", "/v1/models//M", 404, None),
+    ],
+)
 async def test_wrong_method_or_path(serving, method, path, status, allow):
     async with serving() as client:
         answer = await client.request(method, path, b"{}", {"content-length": "2"})
@@ -129,8 +143,21 @@ async def test_a_step_that_hangs_turns_health_red(serving):
 KEYS = ("right-key-123", "second-key-456")
 
 
-@pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic abc", "Bearer \xff",
-                                   f"Bearer {KEYS[0]}x", f"Bearer {KEYS[0][:-1]}", KEYS[0]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic abc",
+        "Bearer \xff",
+        f"Bearer {KEYS[0]}x",
+        f"Bearer {KEYS[0][:-1]}",
+        KEYS[0],
+    ],
+)
 async def test_bad_key(idle_client, value):
     headers = {"content-type": "application/json"} | ({} if value is None else {"authorization": value})
     client = idle_client(api_key=KEYS)
@@ -141,8 +168,9 @@ async def test_bad_key(idle_client, value):
         assert answer.error["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize("value", [f"Bearer {KEYS[0]}", f"bearer {KEYS[0]}", f"Bearer {KEYS[1]}",
-                                   f"BEARER  {KEYS[0]} "])
+@pytest.mark.parametrize(
+    "value", [f"Bearer {KEYS[0]}", f"bearer {KEYS[0]}", f"Bearer {KEYS[1]}", f"BEARER  {KEYS[0]} "]
+)
 async def test_good_key(serving, value):
     async with serving(server={"api_key": KEYS}) as client:
         assert (await client.get("/v1/models", {"authorization": value})).status == 200
@@ -172,10 +200,16 @@ async def test_key_in_the_query_does_not_count(idle_client):
 async def test_keys_and_prompts_are_not_logged(serving, caplog):
     caplog.set_level(logging.DEBUG)
     async with serving(server={"api_key": KEYS}) as client:
-        await client.post(CHAT, {"model": "M", "messages": [{"role": "user", "content": "SECRET"}]},
-                          {"authorization": "Bearer wrong-secret-789"})
-        await client.post(CHAT, {"model": "M", "max_tokens": 2, "messages": [{"role": "user", "content": "SECRET"}]},
-                          {"authorization": f"Bearer {KEYS[0]}"})
+        await client.post(
+            CHAT,
+            {"model": "M", "messages": [{"role": "user", "content": "SECRET"}]},
+            {"authorization": "Bearer wrong-secret-789"},
+        )
+        await client.post(
+            CHAT,
+            {"model": "M", "max_tokens": 2, "messages": [{"role": "user", "content": "SECRET"}]},
+            {"authorization": f"Bearer {KEYS[0]}"},
+        )
     assert "SECRET" not in caplog.text
     assert "wrong-secret-789" not in caplog.text
     assert KEYS[0] not in caplog.text
@@ -207,8 +241,11 @@ async def test_cors(serving):
         assert answer.header("access-control-allow-origin") == "https://a.example"
         assert answer.header("access-control-allow-headers") == "authorization"
         assert "POST" in answer.header("access-control-allow-methods")
-        for got in (await client.get("/health", origin), await client.get("/v1/models", origin),
-                    await client.post(CHAT, b"{}", origin)):
+        for got in (
+            await client.get("/health", origin),
+            await client.get("/v1/models", origin),
+            await client.post(CHAT, b"{}", origin),
+        ):
             assert got.header("access-control-allow-origin") == "https://a.example"
             assert got.header("vary") == "Origin"
         stranger = await client.request("OPTIONS", CHAT, headers={**preflight, "origin": "https://b.example"})
@@ -222,13 +259,24 @@ async def test_cors(serving):
         assert answer.header("access-control-allow-origin") is None
 
 
-@pytest.mark.parametrize(("given", "echoed"), [
-    ("abc-123", True), ("a" * 128, True), ("a" * 129, False), ("a b", False), ("a\x00", False), ("\xe9", False),
-    ("", False)])
+@pytest.mark.parametrize(
+    ("given", "echoed"),
+    [
+        ("abc-123", True),
+        ("a" * 128, True),
+        ("a" * 129, False),
+        ("a b", False),
+        ("a\x00", False),
+        ("\xe9", False),
+        ("", False),
+    ],
+)
 async def test_request_id(serving, given, echoed):
     async with serving() as client:
-        for answer in (await client.get("/health", {"x-request-id": given}),
-                       await client.post(CHAT, b"{}", {"x-request-id": given})):
+        for answer in (
+            await client.get("/health", {"x-request-id": given}),
+            await client.post(CHAT, b"{}", {"x-request-id": given}),
+        ):
             assert (answer.header("x-request-id") == given) is echoed
             assert len(answer.header("x-request-id")) > 0
 

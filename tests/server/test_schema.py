@@ -77,30 +77,43 @@ def test_null_is_the_default(read, field):
     assert read(**{field: None}) == read()
 
 
-@pytest.mark.parametrize(("fields", "param"), [
-    ({"messages": {"messages": [USER]}}, "messages"), ({"messages": [[USER]]}, "messages[0]"),
-    ({"messages": "hi"}, "messages"), ({"messages": [None]}, "messages[0]"), ({"messages": []}, "messages"),
-    (turn(role="wizard", content="x"), "messages[0].role"), (turn(content="x"), "messages[0].role"),
-    (turn(role="user"), "messages[0].content"), (turn(role="user", content=None), "messages[0].content"),
-    (turn(role=7, content="x"), "messages[0].role"), (turn(role="user", content=5), "messages[0].content"),
-    (turn(role="user", content=[]), "messages[0].content"),
-    (turn(role="user", content=["x"]), "messages[0].content[0]"),
-    (turn(role="user", content=[{"type": "text"}]), "messages[0].content[0].text"),
-    (turn(role="user", content="x", tool_calls=[]), None),
-    (turn(role="user", content="x", name=5), "messages[0].name"),
-    (call(name="f", arguments="[]"), "messages[0].tool_calls[0].function.arguments"),
-    (call(name="f", arguments='{"v": '), "messages[0].tool_calls[0].function.arguments"),
-    (call(name="f", arguments="null"), "messages[0].tool_calls[0].function.arguments"),
-    (call(name="f"), "messages[0].tool_calls[0].function.arguments"),
-    (call(arguments="{}"), "messages[0].tool_calls[0].function.name"),
-    ({"max_completion_tokens": 0}, "max_completion_tokens"), ({"max_completion_tokens": "5"}, "max_completion_tokens"),
-    ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": True}, "top_logprobs"), ({"logprobs": 1}, "logprobs"),
-    ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
-    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
-    ({"chat_template_kwargs": 5}, "chat_template_kwargs"), ({"add_generation_prompt": 1}, "add_generation_prompt"),
-])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": {"messages": [USER]}}, "messages"),
+        ({"messages": [[USER]]}, "messages[0]"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [None]}, "messages[0]"),
+        ({"messages": []}, "messages"),
+        (turn(role="wizard", content="x"), "messages[0].role"),
+        (turn(content="x"), "messages[0].role"),
+        (turn(role="user"), "messages[0].content"),
+        (turn(role="user", content=None), "messages[0].content"),
+        (turn(role=7, content="x"), "messages[0].role"),
+        (turn(role="user", content=5), "messages[0].content"),
+        (turn(role="user", content=[]), "messages[0].content"),
+        (turn(role="user", content=["x"]), "messages[0].content[0]"),
+        (turn(role="user", content=[{"type": "text"}]), "messages[0].content[0].text"),
+        (turn(role="user", content="x", tool_calls=[]), None),
+        (turn(role="user", content="x", name=5), "messages[0].name"),
+        (call(name="f", arguments="[]"), "messages[0].tool_calls[0].function.arguments"),
+        (call(name="f", arguments='{"v": '), "messages[0].tool_calls[0].function.arguments"),
+        (call(name="f", arguments="null"), "messages[0].tool_calls[0].function.arguments"),
+        (call(name="f"), "messages[0].tool_calls[0].function.arguments"),
+        (call(arguments="{}"), "messages[0].tool_calls[0].function.name"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": "5"}, "max_completion_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt"),
+    ],
+)
 def test_refused_in_chat(fields, param):
     if param is None:
         chat(**fields)
@@ -111,15 +124,30 @@ def test_refused_in_chat(fields, param):
     assert not LEAK.search(caught.value.message)
 
 
-@pytest.mark.parametrize(("fields", "param"), [
-    ({"prompt": None}, "prompt"), ({"prompt": 5}, "prompt"), ({"prompt": []}, "prompt"),
-    ({"prompt": [[]]}, "prompt[0]"),
-    ({"prompt": [True]}, "prompt[0]"), ({"prompt": [1, "a"]}, "prompt[1]"), ({"prompt": ["a", 1]}, "prompt[1]"),
-    ({"prompt": [[1], ["x"]]}, "prompt[1][0]"), ({"prompt": {}}, "prompt"), ({"prompt": [1.5]}, "prompt[0]"),
-    ({"logprobs": "2"}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"logprobs": 21}, "logprobs"),
-    ({"logprobs": -1}, "logprobs"), ({"logprobs": 2000000000}, "logprobs"), ({"best_of": 3, "n": 2}, "best_of"),
-    ({"best_of": True}, "best_of"), ({"prompt": ["a"] * 9, "n": 128}, "prompt"), ({"messages": [USER]}, "messages"),
-])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": ["a", 1]}, "prompt[1]"),
+        ({"prompt": [[1], ["x"]]}, "prompt[1][0]"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": [1.5]}, "prompt[0]"),
+        ({"logprobs": "2"}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 2000000000}, "logprobs"),
+        ({"best_of": 3, "n": 2}, "best_of"),
+        ({"best_of": True}, "best_of"),
+        ({"prompt": ["a"] * 9, "n": 128}, "prompt"),
+        ({"messages": [USER]}, "messages"),
+    ],
+)
 def test_refused_in_completions(fields, param):
     with pytest.raises(InvalidRequestError) as caught:
         completion(**fields)
@@ -127,13 +155,34 @@ def test_refused_in_completions(fields, param):
     assert not LEAK.search(caught.value.message)
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "auto"), ("functions", [{}]),
-    ("response_format", {"type": "json_object"}), ("audio", {}), ("modalities", ["text", "audio"]),
-    ("web_search_options", {}), ("prediction", {}), ("echo", True), ("suffix", "x"), ("grammar", "root ::= x"),
-    ("structured_outputs", {"regex": "a"}), ("guided_json", {}), ("guided_regex", "a"), ("reasoning_effort", "high"),
-    ("use_beam_search", True), ("bad_words", ["x"]), ("prompt_logprobs", 1), ("chat_template", "x"), ("echo", 0),
-    ("no_such_field", 1), ("no_such_field", None), ("x" * 1000, 1)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "auto"),
+        ("functions", [{}]),
+        ("response_format", {"type": "json_object"}),
+        ("audio", {}),
+        ("modalities", ["text", "audio"]),
+        ("web_search_options", {}),
+        ("prediction", {}),
+        ("echo", True),
+        ("suffix", "x"),
+        ("grammar", "root ::= x"),
+        ("structured_outputs", {"regex": "a"}),
+        ("guided_json", {}),
+        ("guided_regex", "a"),
+        ("reasoning_effort", "high"),
+        ("use_beam_search", True),
+        ("bad_words", ["x"]),
+        ("prompt_logprobs", 1),
+        ("chat_template", "x"),
+        ("echo", 0),
+        ("no_such_field", 1),
+        ("no_such_field", None),
+        ("x" * 1000, 1),
+    ],
+)
 @pytest.mark.parametrize("read", [chat, completion])
 def test_what_is_not_offered_is_refused_by_name(read, field, value):
     with pytest.raises(UnsupportedFieldError) as caught:
@@ -144,11 +193,29 @@ def test_what_is_not_offered_is_refused_by_name(read, field, value):
     assert len(caught.value.message) < 200
 
 
-@pytest.mark.parametrize("fields", [
-    {"tools": None}, {"tools": []}, {"tool_choice": "none"}, {"response_format": {"type": "text"}}, {"echo": False},
-    {"modalities": ["text"]}, {"suffix": None}, {"functions": None}, {"parallel_tool_calls": True}, {"bad_words": []},
-    {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "s",
-     "prompt_cache_key": "k"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": None},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        {"echo": False},
+        {"modalities": ["text"]},
+        {"suffix": None},
+        {"functions": None},
+        {"parallel_tool_calls": True},
+        {"bad_words": []},
+        {
+            "user": "u",
+            "metadata": {"a": "b"},
+            "store": True,
+            "service_tier": "auto",
+            "safety_identifier": "s",
+            "prompt_cache_key": "k",
+        },
+    ],
+)
 @pytest.mark.parametrize("read", [chat, completion])
 def test_what_asks_for_nothing_is_taken(read, fields):
     read(**fields)
@@ -183,19 +250,40 @@ def test_prompt_forms():
 
 
 def test_messages_for_the_template():
-    request = chat(messages=[
-        {"role": "developer", "content": "d"},
-        {"role": "user", "name": "u", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None,
-         "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": " "}},
-                        {"id": "d", "type": "function", "function": {"name": "g", "arguments": '{"v": 1}'}}]},
-        {"role": "tool", "tool_call_id": "c", "content": "1"}, {"role": "assistant", "content": ""}])
+    request = chat(
+        messages=[
+            {"role": "developer", "content": "d"},
+            {"role": "user", "name": "u", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "refusal": None,
+                "annotations": [],
+                "audio": None,
+                "function_call": None,
+                "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": " "}},
+                    {"id": "d", "type": "function", "function": {"name": "g", "arguments": '{"v": 1}'}},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+            {"role": "assistant", "content": ""},
+        ]
+    )
     assert [m.for_template() for m in request.messages] == [
-        {"role": "system", "content": "d"}, {"role": "user", "content": "a\nb", "name": "u"},
-        {"role": "assistant", "content": "", "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}},
-            {"id": "d", "type": "function", "function": {"name": "g", "arguments": {"v": 1}}}]},
-        {"role": "tool", "content": "1", "tool_call_id": "c"}, {"role": "assistant", "content": ""}]
+        {"role": "system", "content": "d"},
+        {"role": "user", "content": "a\nb", "name": "u"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}},
+                {"id": "d", "type": "function", "function": {"name": "g", "arguments": {"v": 1}}},
+            ],
+        },
+        {"role": "tool", "content": "1", "tool_call_id": "c"},
+        {"role": "assistant", "content": ""},
+    ]
 
 
 def test_parts_that_are_not_text_are_not_supported():
@@ -209,15 +297,25 @@ def test_logit_bias_is_sorted():
 
 
 BROKEN = {
-    "empty": b"", "blank": b"  \n", "cut": b'{"model":', "null": b"null", "list": b"[]", "string": b'"x"',
-    "number": b"3", "nan": b'{"model":"M","prompt":"a","temperature":NaN}',
+    "empty": b"",
+    "blank": b"  \n",
+    "cut": b'{"model":',
+    "null": b"null",
+    "list": b"[]",
+    "string": b'"x"',
+    "number": b"3",
+    "nan": b'{"model":"M","prompt":"a","temperature":NaN}',
     "infinity": b'{"model":"M","prompt":"a","temperature":Infinity}',
-    "overflow": b'{"model":"M","prompt":"a","temperature":1e999}', "deep": b"[" * 100000,
+    "overflow": b'{"model":"M","prompt":"a","temperature":1e999}',
+    "deep": b"[" * 100000,
     "deep_field": b'{"model":"M","prompt":"a","user":' + b"[" * 5000 + b"]" * 5000 + b"}",
     "long_integer": b'{"model":"M","prompt":"a","seed":1' + b"0" * 5000 + b"}",
-    "not_utf8": b'{"model":"M","prompt":"a\xff"}', "utf16": '{"model":"M","prompt":"a"}'.encode("utf-16"),
-    "utf16_no_bom": '{"model":"M","prompt":"a"}'.encode("utf-16-le"), "trailing": b'{"model":"M","prompt":"a"} x',
-    "half_pair": rb'{"model":"M","prompt":"\ud83d"}', "single_quotes": b"{'model':'M'}",
+    "not_utf8": b'{"model":"M","prompt":"a\xff"}',
+    "utf16": '{"model":"M","prompt":"a"}'.encode("utf-16"),
+    "utf16_no_bom": '{"model":"M","prompt":"a"}'.encode("utf-16-le"),
+    "trailing": b'{"model":"M","prompt":"a"} x',
+    "half_pair": rb'{"model":"M","prompt":"\ud83d"}',
+    "single_quotes": b"{'model':'M'}",
 }
 
 

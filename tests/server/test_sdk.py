@@ -98,8 +98,9 @@ def test_chat(sdk):
     assert whole._request_id
     texts = ["", ""]
     usages = []
-    with sdk.chat.completions.create(model="M", messages=USER, temperature=0, max_tokens=8, n=2, stream=True,
-                                     stream_options={"include_usage": True}) as stream:
+    with sdk.chat.completions.create(
+        model="M", messages=USER, temperature=0, max_tokens=8, n=2, stream=True, stream_options={"include_usage": True}
+    ) as stream:
         for chunk in stream:
             usages += [chunk.usage] if chunk.usage else []
             for choice in chunk.choices:
@@ -109,8 +110,9 @@ def test_chat(sdk):
 
 
 def test_chat_logprobs(sdk):
-    whole = sdk.chat.completions.create(model="M", messages=USER, temperature=0, max_tokens=3, logprobs=True,
-                                        top_logprobs=2)
+    whole = sdk.chat.completions.create(
+        model="M", messages=USER, temperature=0, max_tokens=3, logprobs=True, top_logprobs=2
+    )
     content = whole.choices[0].logprobs.content
     assert [len(entry.top_logprobs) for entry in content] == [2] * 3
     assert "".join(entry.token for entry in content) == whole.choices[0].message.content
@@ -123,9 +125,11 @@ def says_hello(tokens, seed):
 
 @pytest.mark.parametrize("kind", [_Uvicorn, _Hypercorn])
 def test_the_streaming_helper(serving, kind):
-    with running(kind, serving, next_token=says_hello) as base, \
-            openai.OpenAI(base_url=base, api_key="x", timeout=20, max_retries=0) as client, \
-            client.chat.completions.stream(model="M", messages=USER) as stream:
+    with (
+        running(kind, serving, next_token=says_hello) as base,
+        openai.OpenAI(base_url=base, api_key="x", timeout=20, max_retries=0) as client,
+        client.chat.completions.stream(model="M", messages=USER) as stream,
+    ):
         kinds = [event.type for event in stream]
         final = stream.get_final_completion()
     assert kinds.count("content.done") == 1
@@ -162,8 +166,10 @@ def test_errors(sdk):
 
 @pytest.mark.parametrize("kind", [_Uvicorn, _Hypercorn])
 def test_an_error_in_mid_stream(serving, kind):
-    with running(kind, serving, fail_at_step=8) as base, \
-            openai.OpenAI(base_url=base, api_key="x", timeout=20, max_retries=0) as client:
+    with (
+        running(kind, serving, fail_at_step=8) as base,
+        openai.OpenAI(base_url=base, api_key="x", timeout=20, max_retries=0) as client,
+    ):
         stream = client.chat.completions.create(model="M", messages=USER, max_tokens=50, stream=True)
         with pytest.raises(openai.APIError) as caught:
             list(stream)
@@ -183,8 +189,9 @@ async def _many(url, count):
 
         async def one(n):
             messages = [{"role": "user", "content": f"question {n}"}]
-            async for chunk in await client.chat.completions.create(model="M", messages=messages, temperature=0,
-                                                                    max_tokens=12, stream=True):
+            async for chunk in await client.chat.completions.create(
+                model="M", messages=messages, temperature=0, max_tokens=12, stream=True
+            ):
                 texts[n] += chunk.choices[0].delta.content or ""
 
         async with anyio.create_task_group() as tasks:
@@ -196,6 +203,7 @@ async def _many(url, count):
 def test_many_streams_of_the_async_client(url, sdk):
     texts = anyio.run(_many, url, 24)
     for n in (0, 11, 23):
-        alone = sdk.chat.completions.create(model="M", messages=[{"role": "user", "content": f"question {n}"}],
-                                            temperature=0, max_tokens=12)
+        alone = sdk.chat.completions.create(
+            model="M", messages=[{"role": "user", "content": f"question {n}"}], temperature=0, max_tokens=12
+        )
         assert alone.choices[0].message.content == texts[n]
