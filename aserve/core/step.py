@@ -39,7 +39,7 @@ class ScheduledSequence(NamedTuple):
 
     Attributes:
         slot: index in ``[0, max_num_seqs)`` of the executor's per-sequence state; unique within a plan.
-        token_ids: ids, or ``PENDING`` in the last place for the token that the step in flight samples for this slot.
+        token_ids: ids, or ``PENDING`` alone for the token that the step in flight samples for this slot.
         new_block_ids: appended to the slot's block table by this row (the whole table when ``new`` is set).
         samples: whether the row's last position samples the next token.
         new: set when the slot starts afresh; the executor forgets whatever the slot held.

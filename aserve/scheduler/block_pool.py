@@ -9,12 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from aserve.core.errors import AserveError
-
-
-class OutOfBlocksError(AserveError):
-    """A block was asked for while none was free; the caller has to look first."""
-
 
 class BlockPool:
     """``num_blocks`` blocks with ids from 0.
@@ -36,11 +30,6 @@ class BlockPool:
         """Blocks without a holder, indexed ones included."""
         return len(self._free)
 
-    @property
-    def num_indexed(self) -> int:
-        """Blocks that a prefix can be found in."""
-        return len(self._index)
-
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
@@ -51,15 +40,11 @@ class BlockPool:
         return block_id in self._free
 
     def allocate(self) -> int:
-        """Take the free block that is worth least; its prefix entry, if it has one, is dropped.
-
-        Raises OutOfBlocksError when none is free.
-        """
-        if not self._free:
-            raise OutOfBlocksError("no KV block is free")
+        """Take the free block that is worth least; its prefix entry, if it has one, is dropped. One must be free."""
+        assert self._free, "no KV block is free"
         block_id, _ = self._free.popitem(last=False)
         self._ref_counts[block_id] = 1
-        self._forget(block_id)
+        self.unpublish(block_id)
         return block_id
 
     def lookup(self, prefix_hash: bytes) -> int | None:
@@ -87,12 +72,8 @@ class BlockPool:
         if self._index.setdefault(prefix_hash, block_id) == block_id:
             self._prefix_hashes[block_id] = prefix_hash
 
-    def clear_index(self) -> None:
-        """Forget every prefix, because the KV behind the index was destroyed."""
-        self._index.clear()
-        self._prefix_hashes = [None] * self.num_blocks
-
-    def _forget(self, block_id: int) -> None:
+    def unpublish(self, block_id: int) -> None:
+        """Drop a block's prefix entry, if it has one; holders keep the block."""
         prefix_hash = self._prefix_hashes[block_id]
         if prefix_hash is not None:
             del self._index[prefix_hash]

@@ -12,6 +12,7 @@ class PlannedRow(NamedTuple):
     """A row as submitted. Its tokens count as computed only if the sequence still has this epoch at the commit."""
 
     sequence: Sequence
+    slot: int
     epoch: int
     num_tokens: int
     samples: bool

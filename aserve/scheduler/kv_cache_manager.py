@@ -81,6 +81,15 @@ class KVCacheManager:
             self.pool.publish(sequence.block_table[index], self._hash_at(sequence, index))
         sequence.num_published_blocks = num_full
 
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take the blocks that only this sequence holds out of the prefix index: they are not to be trusted.
+
+        Blocks that others hold stay; if those are at fault, the last holder to fail takes them out.
+        """
+        for block_id in sequence.block_table:
+            if self.pool.ref_count(block_id) == 1:
+                self.pool.unpublish(block_id)
+
     def release(self, block_ids: list[int]) -> None:
         """Let go of a table's blocks. Last first, so that the beginnings of prefixes are kept longest."""
         for block_id in reversed(block_ids):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from itertools import islice
 
 from aserve.core.capacity import Capacity
 from aserve.core.request import FinishReason, Request, RequestId
@@ -33,6 +32,8 @@ from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.stats import SchedulerStats
 
 _ONE_PENDING = (PENDING,)
+WAITING_SLACK = 16
+"""Entries of the waiting heap that may be over before it is cleaned, beside as many as are alive."""
 
 
 def _key(sequence: Sequence) -> PolicyKey:
@@ -75,7 +76,6 @@ class Scheduler:
             num_waiting=self._num_waiting,
             num_used_blocks=pool.num_blocks - pool.num_free,
             num_blocks=pool.num_blocks,
-            num_steps=self._next_step_id,
             num_preemptions=self._num_preemptions,
             num_prefix_queries=self._num_prefix_queries,
             num_prefix_hits=self._num_prefix_hits,
@@ -121,10 +121,14 @@ class Scheduler:
             sequence = row.sequence
             if sequence.is_over:
                 continue
+            broken = row.samples and result.sampled[index] == INVALID_TOKEN
             if sequence.epoch == row.epoch:
                 sequence.num_computed += row.num_tokens
                 sequence.num_in_flight -= row.num_tokens
-                self.kv.publish(sequence)
+                if broken:
+                    self.kv.withdraw(sequence)
+                else:
+                    self.kv.publish(sequence)
             if row.samples:
                 events.append(self._take_token(sequence, result, index))
         self._lift_fences(step)
@@ -238,7 +242,7 @@ class Scheduler:
         for sequence, num_tokens in draft.rows.items():
             row = self._row(sequence, num_tokens)
             rows.append(row)
-            planned.append(PlannedRow(sequence, sequence.epoch, num_tokens, row.samples))
+            planned.append(PlannedRow(sequence, row.slot, sequence.epoch, num_tokens, row.samples))
             sequence.num_in_flight += num_tokens
             sequence.num_pending += row.samples
             sequence.last_step_id = step_id
@@ -252,10 +256,9 @@ class Scheduler:
         num_values = len(tokens)
         if end <= num_values:
             token_ids = tuple(tokens[start:end])
-        elif num_tokens == 1:
+        else:  # only a sequence whose other tokens are all scheduled samples, so the pending one comes alone
+            assert num_tokens == 1
             token_ids = _ONE_PENDING
-        else:
-            token_ids = (*islice(tokens, start, num_values), PENDING)
         new = None
         announced = sequence.num_announced_blocks
         if announced == 0:
@@ -301,6 +304,13 @@ class Scheduler:
             sequence.forget_kv()
         else:
             self._num_waiting -= 1
+            self._compact_waiting()
+
+    def _compact_waiting(self) -> None:
+        """Drop sequences that are over from the heap once they are most of it: amortised O(1) per cancel."""
+        if len(self._waiting) > 2 * self._num_waiting + WAITING_SLACK:
+            self._waiting = [entry for entry in self._waiting if not entry[1].is_over]
+            heapq.heapify(self._waiting)
 
     def _release(self, sequence: Sequence) -> None:
         """Give up blocks and slot, at once or, while a submitted step may touch them, at its commit."""

@@ -16,7 +16,6 @@ class SchedulerStats(NamedTuple):
     num_waiting: int
     num_used_blocks: int
     num_blocks: int
-    num_steps: int
     num_preemptions: int
     num_prefix_queries: int
     num_prefix_hits: int

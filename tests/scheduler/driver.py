@@ -83,6 +83,7 @@ class Driver:
     in_flight: deque[StepPlan] = field(default_factory=deque)
     tables: dict[int, list[int]] = field(default_factory=dict)
     touched: deque[dict[int, str]] = field(default_factory=deque)
+    started: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.capacity, policy=self.policy, prefix_cache=self.prefix_cache)
@@ -109,11 +110,24 @@ class Driver:
             assert not (idle and self.live()), "S7: work, nothing in flight, and no plan"
             return None
         check_plan(self.scheduler, plan)
+        self._check_order(plan)
         self._check_fences(plan)
         self.plans.append(plan)
         self.in_flight.append(plan)
         self.executor.submit(plan)
         return plan
+
+    def _check_order(self, plan: StepPlan) -> None:
+        """S11: nobody is admitted before one that waits still and comes first by the policy."""
+        admitted = {row.request_id for row in plan.sequences if row.new is not None}
+        self.started |= admitted
+        first_waiting = min((self.key(name) for name in self.live() if name not in self.started), default=None)
+        for name in admitted:
+            assert first_waiting is None or self.key(name) < first_waiting, f"S11: {name} admitted out of order"
+
+    def key(self, name: str) -> tuple[int, int]:
+        req = self.requests[name]
+        return (req.priority if self.policy == "priority" else 0, req.arrival_index)
 
     def _check_fences(self, plan: StepPlan) -> None:
         """S2: what a submitted step may read or write is neither free nor written for another sequence."""

@@ -229,3 +229,46 @@ def test_idle_means_no_plan() -> None:
     scheduler = Scheduler(capacity())
     assert scheduler.plan() is None
     assert not scheduler.has_work
+
+
+def test_cancelled_requests_do_not_pile_up_in_the_queue() -> None:
+    """On a server whose slots are all busy, requests that come and go leave nothing behind."""
+    driver = Driver(capacity(64, max_num_seqs=1))
+    driver.add(request("busy", "abcd", 100))
+    driver.step()
+    for n in range(200):
+        driver.add(request(f"r{n}", "abcd", 5, arrival=n + 1))
+        driver.cancel(f"r{n}")
+    assert len(driver.scheduler._waiting) < 50
+    driver.finish()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_kv_of_a_failed_sequence_is_not_reused(others: int) -> None:
+    """Logits that are not finite come from KV that may not be finite either."""
+    scheduler = Scheduler(capacity(max_batch_tokens=64))
+    for n in range(1 + others):
+        scheduler.add(request(f"r{n}", "abcdefghijkl", 3, arrival=n))
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.commit(StepResult(plan.step_id, (INVALID_TOKEN,) * (1 + others)))
+    check(scheduler)
+    scheduler.add(request("again", "abcdefghijkl", 1, arrival=9))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.sequences[0].start == 0
+
+
+def test_a_shared_prefix_survives_one_of_its_users() -> None:
+    driver = Driver(capacity(16, 4, max_batch_tokens=64))
+    driver.add(request("first", "abcdefgh", 1))
+    driver.finish()
+    scheduler = driver.scheduler
+    for n, name in enumerate(["bad", "good"]):
+        scheduler.add(request(name, "abcdefgh" + name, 3, arrival=n + 1))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [row.start for row in plan.sequences] == [8, 8]
+    scheduler.commit(StepResult(plan.step_id, (INVALID_TOKEN, 97)))
+    check(scheduler)
+    assert scheduler.stats().num_running == 1
