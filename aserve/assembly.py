@@ -32,6 +32,7 @@ async def open_engine(
     cache_dir: Path | None = None,
     offline: bool = False,
     progress: Progress | None = None,
+    fetch_progress: Progress | None = None,
 ) -> AsyncGenerator[Engine]:
     """Find and load the model, and yield the engine that serves it; works under trio and under asyncio.
 
@@ -39,6 +40,7 @@ async def open_engine(
         cache_dir: where converted and downloaded models are kept; default ``~/.cache/aserve``.
         offline: never ask a hub.
         progress: told of (bytes loaded, bytes in all) while weights are read, from the step thread.
+        fetch_progress: told of (bytes done, bytes in all) while a model is fetched or converted, from a worker thread.
 
     Raises:
         ConfigError: settings contradict each other, the model or the machine.
@@ -47,7 +49,9 @@ async def open_engine(
     model = config.model
     await anyio.sleep(model.debug_load_delay_s)
     cache = (cache_dir or DEFAULT_CACHE).expanduser()
-    find = partial(resolve, model.model, revision=model.revision, cache_dir=cache, offline=offline)
+    find = partial(
+        resolve, model.model, revision=model.revision, cache_dir=cache, offline=offline, progress=fetch_progress
+    )
     folder = await run_sync(find, abandon_on_cancel=True)
     load_tokenizer = partial(Tokenizer.load, folder, chat_template=model.chat_template)
     tokenizer = await run_sync(load_tokenizer, abandon_on_cancel=True)
@@ -67,6 +71,9 @@ def _build_executor(config: EngineConfig, folder: Path, progress: Progress | Non
 
 
 def _name_of(model: str) -> str:
-    """A path is named by its last part; a built-in name or hub id is its own name."""
-    path = Path(model)
-    return path.stem if path.exists() else model
+    """A folder or file is named by its last part, a file without its ending; anything else is its own name."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    path = path.resolve()
+    return path.name if path.is_dir() else path.stem
