@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aserve.core.config import EngineConfig, ServerConfig
 from aserve.core.errors import AserveError, ConfigError, MethodNotAllowedError, NotFoundError
@@ -45,20 +45,21 @@ class App:
 
     Attributes:
         slot: where the engine is, or will be.
+        counts: the requests so far, and how many are open.
     """
 
     def __init__(self, slot: EngineSlot, server: ServerConfig, config: EngineConfig | None = None) -> None:
         self.slot = slot
         self._config = config
-        self._counts = RequestCounts()
+        self.counts = RequestCounts()
         self._keys = ApiKeys(server.api_key)
         self._cors = Cors(server.cors_origin)
-        self._small = SmallRoutes(Admin(slot, server, self._counts))
+        self._small = SmallRoutes(Admin(slot, server, self.counts))
         chat = GenerationRoute(
-            "/v1/chat/completions", slot, server, self._counts, read=read_chat_request, prepare=prepare_chat
+            "/v1/chat/completions", slot, server, self.counts, read=read_chat_request, prepare=prepare_chat
         )
         completions = GenerationRoute(
-            "/v1/completions", slot, server, self._counts, read=read_completion_request, prepare=prepare_completion
+            "/v1/completions", slot, server, self.counts, read=read_completion_request, prepare=prepare_completion
         )
         self._generating: dict[str, Route] = {"/v1/chat/completions": chat, "/v1/completions": completions}
 
@@ -97,11 +98,10 @@ class App:
                 started = True
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
-        except AserveError as error:
+        except Exception as error:  # hosts take an exception for an application without a lifespan, and go on
             if started:
                 raise
-            logger.error("the engine cannot be started: %s", error.message)
-            await send({"type": "lifespan.startup.failed", "message": error.message})
+            await send({"type": "lifespan.startup.failed", "message": _start_failure(error)})
             return
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -123,7 +123,7 @@ class App:
             if head.path in self._generating:
                 await self._generating[head.path](head, receive, send)
             else:
-                record = RequestRecord(head, route, self._counts, level=logging.DEBUG)
+                record = RequestRecord(head, route, self.counts, level=logging.DEBUG)
                 await self._small(
                     head, scope, receive, send, lambda status: record.close(status, "ok" if status < 400 else "refused")
                 )
@@ -151,7 +151,7 @@ class App:
         reply = error_reply(error)
         if isinstance(error, MethodNotAllowedError):
             reply = replace(reply, headers=[*reply.headers, (b"allow", ", ".join(self._allowed(route)).encode())])
-        RequestRecord(head, route, self._counts).close_with(error)
+        RequestRecord(head, route, self.counts).close_with(error)
         await answer(head, reply, receive, send, body_complete=not _has_body(head))
 
     async def _options(self, head: RequestHead, route: str, receive: Receive, send: Send) -> None:
@@ -159,7 +159,7 @@ class App:
             raise NotFoundError("there is no such route")
         methods = ", ".join(self._allowed(route)) if route != OTHER_ROUTE else "GET, HEAD, POST, OPTIONS"
         headers = [(b"allow", methods.encode()), *self._cors.preflight_headers(head, methods)]
-        RequestRecord(head, route, self._counts, level=logging.DEBUG).close(204, "ok")
+        RequestRecord(head, route, self.counts, level=logging.DEBUG).close(204, "ok")
         await answer(head, Reply(204, b"", headers), receive, send, body_complete=not _has_body(head))
 
 
@@ -170,9 +170,15 @@ def _has_body(head: RequestHead) -> bool:
     return not head.is_http1 and head.method in ("POST", "PUT", "PATCH")
 
 
-def build_app(slot: EngineSlot, server: ServerConfig) -> App:
-    """Make the application that answers from whatever engine is in the slot."""
-    return App(slot, server)
+def _start_failure(error: BaseException) -> str:
+    """Log why the engine cannot be started, and say it in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    if isinstance(error, AserveError):
+        logger.error("the engine cannot be started: %s", error.message)
+        return error.message
+    logger.error("the engine cannot be started", exc_info=error)
+    return f"the engine cannot be started: {' '.join(f'{type(error).__name__}: {error}'.split())}"
 
 
 def create_app(

@@ -104,12 +104,21 @@ class ChatMessage(_Part):
             raise RuleError(f"is required for the role '{self.role}'", where=("content",))
         if self.tool_calls and self.role != "assistant":
             raise RuleError("belongs to the role 'assistant' only", where=("tool_calls",))
+        if self.refusal and self.role != "assistant":
+            raise RuleError("belongs to the role 'assistant' only", where=("refusal",))
+        if self.refusal and self.content:
+            raise RuleError("cannot stand beside 'content': a turn says one or the other", where=("refusal",))
+        if self.annotations:
+            raise RuleError("is not supported by this server", where=("annotations",), unsupported=True)
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """The turn as chat templates expect it: ``developer`` is ``system``, no content is an empty one."""
+        """The turn as chat templates expect it: ``developer`` is ``system``, a refusal is what was said.
+
+        No content is an empty one.
+        """
         role = "system" if self.role == "developer" else self.role
-        turn: dict[str, Any] = {"role": role, "content": self.content or ""}
+        turn: dict[str, Any] = {"role": role, "content": self.content or self.refusal or ""}
         for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
             if (value := getattr(self, name)) is not None:
                 turn[name] = value

@@ -34,7 +34,7 @@ _GAUGES: tuple[tuple[str, str | None, str, Read], ...] = (
     (
         "last_step_age_seconds",
         None,
-        "Since a step completed or work came to an idle engine.",
+        "Since a step completed, or an engine without work was seen or given some.",
         lambda s: s.last_step_age_s,
     ),
 )
@@ -44,7 +44,7 @@ _COUNTERS: tuple[tuple[str, str | None, str, Read], ...] = (
     (
         "cancelled_tokens",
         None,
-        "Tokens generated for choices that were left unfinished.",
+        "Tokens generated that are in no complete answer: read, unread or late.",
         lambda s: s.num_cancelled_tokens,
     ),
     (
@@ -85,7 +85,7 @@ _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineStats], HistogramStats]]
     (
         "inter_token_latency_seconds",
         "inter_token_latency_seconds",
-        "Between tokens of one choice.",
+        "Between two steps that brought a request tokens, all its choices together.",
         lambda s: s.inter_token_s,
     ),
     (
@@ -119,7 +119,7 @@ class _Numbers(Collector):
         yield from self._http()
         engine = self._slot.engine
         up = GaugeMetricFamily("aserve_engine_up", "1 while the engine serves, else 0.")
-        up.add_metric([], float(engine is not None and engine.status != "dead"))
+        up.add_metric([], float(engine is not None and engine.status in ("running", "draining")))
         yield up
         if engine is not None:
             yield from _engine_metrics(engine.stats(), engine.model_names[0])

@@ -45,12 +45,10 @@ class Outgoing:
         self.num_sent = 0
 
     async def reply(self, reply: Reply) -> None:
-        """Send a whole answer, in pieces: a send that makes progress must not look stuck."""
+        """Send a whole answer."""
         self.started = True
         await self._one(reply.start(self._head))
-        for start in range(0, max(len(reply.body), 1), PIECE_BYTES):
-            end = start + PIECE_BYTES
-            await self.write(reply.body[start:end], last=end >= len(reply.body))
+        await self.write(reply.body, last=True)
 
     async def start_stream(self) -> None:
         """Send status and headers of an event stream at once; the empty part makes servers flush them."""
@@ -60,11 +58,19 @@ class Outgoing:
         await self.write(b"")
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
-        """Send a part of the body. Raises GenerationClosedError if the server says that the client is gone."""
+        """Send a part of the body. Raises GenerationClosedError if the server says that the client is gone.
+
+        A large one goes out in pieces: a send that makes progress must not look stuck.
+        """
         if self._pinged is not None:
             await self._pinged.wait()
-        self.finished = last
-        await self._one({"type": "http.response.body", "body": body, "more_body": not last})
+        self.finished = last  # no comment may follow the last piece
+        start = 0
+        while len(body) - start > PIECE_BYTES:
+            piece = body[start : start + PIECE_BYTES]
+            await self._one({"type": "http.response.body", "body": piece, "more_body": True})
+            start += PIECE_BYTES
+        await self._one({"type": "http.response.body", "body": body[start:], "more_body": not last})
 
     async def ping_done(self) -> None:
         """Wait for a comment that is being sent: it must not be cut off either."""

@@ -12,10 +12,10 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from aserve.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
+from aserve.core.errors import InvalidRequestError, ModelNotFoundError
 from aserve.core.request import GenerationRequest, SamplingParams
 from aserve.server.chat_schema import ChatRequest
-from aserve.server.completion_schema import DEFAULT_MAX_TOKENS, CompletionRequest, Prompt
+from aserve.server.completion_schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from aserve.server.schema import SamplingFields
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def prepare_chat(engine: Engine, request: ChatRequest) -> Job:
     ids = await engine.encode_chat([message.for_template() for message in request.messages], **options)
     if not ids:
         raise InvalidRequestError("the messages give an empty prompt", param="messages")
-    fitted = engine.fit(len(ids), request.token_limit)
+    fitted = engine.fit(len(ids), request.token_limit, param="messages")
     return _job(request, [ids], [fitted], sampling, chat=True)
 
 
@@ -72,9 +72,11 @@ async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
     prompts: list[list[int]] = []
     fitted: list[int] = []
     limit = DEFAULT_MAX_TOKENS if request.token_limit is None else request.token_limit
-    for index, prompt in enumerate(request.prompts):
-        ids = await _ids_of(engine, prompt, index, special=special)
-        fitted.append(engine.fit(len(ids), limit))
+    for prompt in request.prompts:
+        ids = await engine.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+        if not ids:
+            raise InvalidRequestError("the prompt has no tokens", param="prompt")
+        fitted.append(engine.fit(len(ids), limit, param="prompt"))
         prompts.append(ids)
     return _job(request, prompts, fitted, sampling, chat=False)
 
@@ -87,41 +89,14 @@ def check_model(engine: Engine, request: SamplingFields) -> None:
         raise ModelNotFoundError(f"the model '{shown}' is not served here; served: {served}", param="model")
 
 
-async def _ids_of(engine: Engine, prompt: Prompt, index: int, *, special: bool) -> list[int]:
-    if isinstance(prompt, str):
-        ids = await engine.encode(prompt, add_special_tokens=special)
-        if not ids:
-            raise InvalidRequestError("the prompt has no tokens", param="prompt")
-        return ids
-    limit = engine.capacity.max_length
-    if len(prompt) >= limit:
-        raise ContextLengthError(
-            f"the prompt has {len(prompt)} tokens; prompt and answer together can have at most {limit}", param="prompt"
-        )
-    vocabulary = engine.tokenizer.vocab_size
-    if min(prompt) < 0 or max(prompt) >= vocabulary:
-        raise InvalidRequestError(
-            f"prompt {index} has a token id outside the vocabulary of {vocabulary}", param="prompt"
-        )
-    return prompt
-
-
 def _sampling(engine: Engine, request: SamplingFields) -> SamplingParams:
-    """Everything but ``max_tokens``, which depends on the prompt. Missing fields come from the model, else OpenAI."""
+    """Everything but ``max_tokens``, which depends on the prompt. Missing fields come from the model, else OpenAI.
+
+    Whether token ids exist is checked at admission.
+    """
     defaults = engine.tokenizer.generation_defaults
-    vocabulary = engine.tokenizer.vocab_size
-    for token_id, _ in request.logit_bias:
-        if token_id >= vocabulary:
-            raise InvalidRequestError(
-                f"token id {token_id} is outside the vocabulary of {vocabulary}", param="logit_bias"
-            )
     own_stops = request.stop_token_ids or []
-    for token_id in own_stops:
-        if token_id >= vocabulary:
-            raise InvalidRequestError(
-                f"token id {token_id} is outside the vocabulary of {vocabulary}", param="stop_token_ids"
-            )
-    stops = set(own_stops) if request.ignore_eos else {*own_stops, *engine.tokenizer.stop_token_ids}
+    stops = set(own_stops) if request.ignore_eos else {*own_stops, *engine.end_token_ids}
 
     def value(name: str, otherwise: float) -> float:
         given = getattr(request, name)

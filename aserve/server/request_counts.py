@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+import anyio
 
 OTHER_ROUTE = "other"
 
@@ -17,6 +20,26 @@ class RequestCounts:
     def __init__(self) -> None:
         self._totals: dict[tuple[str, int, str], int] = {}
         self.num_active = 0
+        self._none_active: anyio.Event | None = None
+
+    @contextmanager
+    def active(self) -> Generator[None]:
+        """A request of a generation route, from its first to its last byte."""
+        self.num_active += 1
+        try:
+            yield
+        finally:
+            self.num_active -= 1
+            if not self.num_active and self._none_active is not None:
+                self._none_active.set()
+                self._none_active = None
+
+    async def wait_none_active(self) -> None:
+        """Wait until every request of the generation routes has ended, which includes that its answer was sent."""
+        while self.num_active:
+            if self._none_active is None:
+                self._none_active = anyio.Event()
+            await self._none_active.wait()
 
     def add(self, route: str, status: int, outcome: str) -> None:
         key = (route, status, outcome)

@@ -147,6 +147,9 @@ class RequestScope:
                 if out.sending or out.num_sent != seen:
                     seen, since_s = out.num_sent, now_s
                 elif now_s - since_s >= self._keepalive_s:
-                    await out.ping()
+                    try:
+                        await out.ping()
+                    except GenerationClosedError as error:  # where a host's send raises for a lost connection
+                        self.close(error, gone=True)
                     continue
                 await anyio.sleep(max(self._keepalive_s / _TICKS, 0.01))

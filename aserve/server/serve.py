@@ -75,7 +75,7 @@ class _Process:
     """What lives as long as the process; ``run`` is its task tree."""
 
     def __init__(self, engine_config: EngineConfig, server_config: ServerConfig, open_engine: OpenEngine) -> None:
-        from aserve.server.app import build_app
+        from aserve.server.app import App
 
         self._engine_config = engine_config
         self._config = server_config
@@ -85,10 +85,10 @@ class _Process:
         _raise_file_limit()
         sock = bind(server_config.host, server_config.port, user_timeout_s=server_config.stall_timeout_s)
         self._url = url(sock, tls=tls)
+        app = App(self._slot, server_config)
+        self._counts = app.counts
         try:
-            self._server = GuardedServer(
-                build_app(self._slot, server_config), GuardConfig.from_server(server_config), sock
-            )
+            self._server = GuardedServer(app, GuardConfig.from_server(server_config), sock)
         except (OSError, ssl.SSLError) as error:
             sock.close()
             pair = f"{server_config.tls_certificate} and {server_config.tls_key}"
@@ -186,6 +186,7 @@ class _Process:
         engine.start_draining()
         with trio.move_on_after(limit_s) as limit:
             await engine.wait_idle()
+            await self._counts.wait_none_active()  # a client may still be reading what the engine is done with
         if limit.cancelled_caught:
             logger.warning("requests that still run after %g s are closed", limit_s)
         self._release_engine.set()  # leaving its scope closes what is open, each request with an error of its own

@@ -63,9 +63,12 @@ class GenerationRoute(Generic[R]):
 
     async def __call__(self, head: RequestHead, receive: Receive, send: Send) -> None:
         """Answer one POST request."""
+        with self._counts.active():
+            await self._answer(head, receive, send)
+
+    async def _answer(self, head: RequestHead, receive: Receive, send: Send) -> None:
         record = RequestRecord(head, self._path, self._counts)
         body = RequestBody(head, receive, max_bytes=self._server.max_body_bytes, timeout_s=self._server.read_timeout_s)
-        self._counts.num_active += 1
         try:
             engine = self._slot.get_serving()
             check_content_type(head)
@@ -89,7 +92,6 @@ class GenerationRoute(Generic[R]):
             await scope.run(exchange.serve)
         finally:
             record.close(499, "abandoned")
-            self._counts.num_active -= 1
 
     async def _job(self, engine: Engine, raw: bytes) -> Job:
         """Raises AserveError for whatever is wrong with the request."""
@@ -135,7 +137,7 @@ class _Exchange:
         kind = ChatFrames if job.chat else CompletionFrames
         frames = kind(job, usage, self._engine.tokenizer.token_bytes)
         chunk = b""
-        async with self._admitted(scope, job) as source:
+        async with self._admitted(scope, job, usage) as source:
             await scope.start_stream()
             num_open = len(job.requests) * job.num_choices
             while num_open:
@@ -151,7 +153,7 @@ class _Exchange:
 
     async def _whole(self, scope: RequestScope, job: Job, usage: Usage) -> None:
         whole = WholeAnswer(job, usage, self._engine.tokenizer.token_bytes)
-        async with self._admitted(scope, job) as source:
+        async with self._admitted(scope, job, usage) as source:
             num_open = len(job.requests) * job.num_choices
             while num_open:
                 for delta in await _next(source):
@@ -163,13 +165,14 @@ class _Exchange:
         await scope.out.reply(reply)
 
     @asynccontextmanager
-    async def _admitted(self, scope: RequestScope, job: Job) -> AsyncGenerator[DeltaSource]:
+    async def _admitted(self, scope: RequestScope, job: Job, usage: Usage) -> AsyncGenerator[DeltaSource]:
         """The job's generations, all or none of them admitted. Leaving releases what they hold."""
         async with AsyncExitStack() as stack:
             generations: list[Generation] = []
             for request in job.requests:
                 generation = await stack.enter_async_context(self._engine.generate(request))
                 scope.attach(generation)
+                usage.attach(generation)
                 generations.append(generation)
             yield source_of(generations, job.num_choices, scope)
 

@@ -116,6 +116,19 @@ async def test_continuous_usage(serving):
         assert counts[-1] == 3
 
 
+@pytest.mark.parametrize("prompts", [["abc"], ["abc", "d"]], ids=len)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_token_that_ends_an_answer_counts(serving, prompts, stream):
+    """As OpenAI and vLLM count it, though it is not part of the text."""
+    async with serving() as client:
+        options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}} if stream else {}
+        fields = {"stop_token_ids": list(range(97, 123)), "n": 2, "prompt": prompts, **options}
+        answer = await client.complete(max_tokens=12, stream=stream, **fields)
+        usage = answer.chunks[-1]["usage"] if stream else answer.json["usage"]
+        assert usage["completion_tokens"] == 2 * len(prompts)
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
 async def test_cached_tokens(serving):
     async with serving() as client:
         assert (await client.complete("x" * 40)).json["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
@@ -304,7 +317,7 @@ async def test_engine_death_in_mid_stream(serving):
 async def test_a_fault_of_the_server_is_a_plain_500(serving, monkeypatch, caplog):
     async with serving() as client:
 
-        def broken(*args):
+        def broken(*_, **__):
             raise KeyError("/secret/path.py")
 
         monkeypatch.setattr(client.app.slot.engine, "fit", broken)

@@ -8,6 +8,7 @@ from trio.testing import MockClock
 
 from aserve.core.errors import DeadlineExceededError, GenerationClosedError
 from aserve.server.asgi import RequestHead
+from aserve.server.reply import Reply
 from aserve.server.request_scope import RequestScope
 
 pytestmark = pytest.mark.anyio
@@ -152,6 +153,29 @@ async def test_a_send_that_is_slow_but_moves_is_no_stall(make_exchange):
     assert exchange.answer.body == b"x" * 10
 
 
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_large_part_that_moves_is_no_stall(make_exchange, whole):
+    """At 4 KiB/s a megabyte takes 256 s, but there is progress all the time."""
+
+    async def slow(exchange, message):
+        await anyio.sleep(len(message.get("body", b"")) / 4096)
+
+    exchange, content = make_exchange(on_send=slow), bytes(range(256)) * 4096
+
+    async def work(scope):
+        if whole:
+            await scope.out.reply(Reply(200, content))
+            return
+        await scope.start_stream()
+        await scope.out.write(content)
+        await scope.out.write(content[:-1], last=True)
+
+    scope = make_scope(exchange, stall_s=30.0)
+    await scope.run(work)
+    assert exchange.answer.complete
+    assert exchange.answer.body == content + (b"" if whole else content[:-1])
+
+
 async def test_a_stuck_send_cannot_hold_a_request_whose_client_left(make_exchange):
     async def stick(exchange, message):
         if message.get("body"):
@@ -240,6 +264,19 @@ async def test_the_first_reason_counts(make_exchange):
 
     await scope.run(close_twice)
     assert str(work.error) == "first"
+
+
+async def test_a_comment_that_finds_the_connection_lost_ends_the_request(make_exchange):
+    async def lost(exchange, message):
+        if message.get("body") == b": keep-alive\n\n":
+            raise ConnectionResetError
+
+    exchange, work = make_exchange(on_send=lost), Work()
+    scope = make_scope(exchange, keepalive_s=15.0)
+    await scope.run(work)
+    assert isinstance(work.error, GenerationClosedError)
+    assert scope.gone
+    assert work.left_s < 25
 
 
 async def test_a_server_that_raises_at_a_lost_connection(make_exchange):

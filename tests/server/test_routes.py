@@ -12,7 +12,7 @@ import pytest
 
 from aserve.core.config import EngineConfig, ModelConfig, ServerConfig
 from aserve.core.errors import ConfigError, ModelLoadError
-from aserve.server.app import App, build_app, create_app
+from aserve.server.app import App, create_app
 from aserve.server.engine_slot import EngineSlot
 
 pytestmark = pytest.mark.anyio
@@ -333,7 +333,7 @@ async def test_a_given_engine_stays_the_callers(serving, make_exchange):
 
 
 async def test_an_app_for_a_slot_has_an_empty_lifespan(make_exchange):
-    sent = await run_lifespan(build_app(EngineSlot(), ServerConfig()), make_exchange, anyio.lowlevel.checkpoint)
+    sent = await run_lifespan(App(EngineSlot(), ServerConfig()), make_exchange, anyio.lowlevel.checkpoint)
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
@@ -371,6 +371,31 @@ async def test_an_engine_that_cannot_be_opened_fails_the_start(make_exchange, mo
     app = create_app(EngineConfig(model=ModelConfig(model="x")))
     sent = await run_lifespan(app, make_exchange, anyio.lowlevel.checkpoint)
     assert sent == ["lifespan.startup.failed"]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a fault"), ExceptionGroup("x", [MemoryError("no room")])])
+async def test_a_fault_while_loading_fails_the_start_too(make_exchange, monkeypatch, caplog, error):
+    """A host that sees an exception instead goes on without a lifespan, and would answer "loading" for ever."""
+
+    @asynccontextmanager
+    async def open_engine(config):
+        raise error
+        yield
+
+    monkeypatch.setattr("aserve.assembly.open_engine", open_engine)
+    app = create_app(EngineConfig(model=ModelConfig(model="x")))
+    exchange, sent = make_exchange(chunks=[{}]), []
+
+    async def send(message):
+        sent.append(message)
+
+    await app({"type": "lifespan"}, exchange.receive, send)
+    assert [m["type"] for m in sent] == ["lifespan.startup.failed"]
+    last = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+    assert str(last) in sent[0]["message"]
+    assert "\n" not in sent[0]["message"]
+    (record,) = [r for r in caplog.records if r.levelno >= logging.ERROR]
+    assert record.exc_info
 
 
 async def test_configuration_or_engine():

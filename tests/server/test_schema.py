@@ -286,6 +286,29 @@ def test_messages_for_the_template():
     ]
 
 
+def test_a_refusal_is_what_the_turn_says():
+    request = chat(messages=[{"role": "assistant", "content": c, "refusal": "I cannot"} for c in (None, "")])
+    assert [m.for_template() for m in request.messages] == [{"role": "assistant", "content": "I cannot"}] * 2
+    assert chat(messages=[{"role": "assistant", "content": "a", "refusal": ""}]).messages[0].for_template() == {
+        "role": "assistant",
+        "content": "a",
+    }
+
+
+@pytest.mark.parametrize(
+    ("turn", "field", "kind"),
+    [
+        ({"role": "assistant", "content": "a", "refusal": "b"}, "refusal", InvalidRequestError),
+        ({"role": "user", "content": "a", "refusal": "b"}, "refusal", InvalidRequestError),
+        ({"role": "assistant", "content": "a", "annotations": [{"type": "x"}]}, "annotations", UnsupportedFieldError),
+    ],
+)
+def test_what_a_turn_would_lose_is_refused(turn, field, kind):
+    with pytest.raises(kind) as caught:
+        chat(messages=[turn])
+    assert caught.value.param == f"messages[0].{field}"
+
+
 def test_parts_that_are_not_text_are_not_supported():
     with pytest.raises(UnsupportedFieldError) as caught:
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])

@@ -7,6 +7,7 @@ with one trailing byte ends stock hypercorn); a broken request body ends its app
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from hypercorn.protocol.events import Body, EndBody, Event, Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
 
 from aserve.server.guard.stream import GuardedStream, LastWords, PeerLeft, StreamAborted, error_body
+
+logger = logging.getLogger(__name__)
 
 _READ_AHEAD_BYTES = 2**16
 
@@ -106,7 +109,8 @@ class GuardedHTTP1(H11Protocol):
                 await self.send(Closed())
                 return
             if isinstance(event, h11.Request):
-                await self._check_protocol(event)
+                if not await self._speaks_http1(event):
+                    return
                 await self.send(Updated(idle=False))
                 await self._create_stream(event)
             elif isinstance(event, h11.Data) and self.stream is not None:
@@ -116,9 +120,15 @@ class GuardedHTTP1(H11Protocol):
             else:  # needs data, or is paused behind the running request
                 return
 
-    async def _check_protocol(self, event: h11.Request) -> None:
-        if event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0":
+    async def _speaks_http1(self, event: h11.Request) -> bool:
+        """Raises H2ProtocolAssumedError for the preface of HTTP/2, which can only begin a connection."""
+        if (event.method, event.target, event.http_version) != (b"PRI", b"*", b"2.0"):
+            return True
+        if self.keep_alive_requests == 0:
             raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
+        await self._refuse(400, "malformed_request", "HTTP/2 can only begin a connection, not follow a request on it.")
+        await self.send(Closed())
+        return False
 
     async def _create_stream(self, request: h11.Request) -> None:
         stream = GuardedStream(self, STREAM_ID, apps=self._apps, on_read=self._on_read)
@@ -153,7 +163,19 @@ class GuardedHTTP1(H11Protocol):
         self._ahead = 0
         self._room.set()
         if self.connection.their_state is h11.IDLE and self.connection.trailing_data[0]:
-            await self._handle_events()  # the next request was pipelined
+            await self._take_pipelined()
+
+    async def _take_pipelined(self) -> None:
+        """Go on with what was read behind the request that has just been answered.
+
+        This runs in the last ``send`` of that request's app, which has no part in what goes wrong here.
+        """
+        try:
+            await self._handle_events()
+        except Exception as error:  # a fault of ours or of hypercorn's, but of one connection only
+            logger.warning("a connection was closed after an unexpected %r", error)
+            logger.debug("its traceback", exc_info=error)
+            await self.send(Closed())
 
 
 def _origin_form(target: bytes) -> bytes:

@@ -62,6 +62,7 @@ class GuardedHTTP2(H2Protocol):
         self._ready: dict[int, None] = {}  # ordered set of streams that may have something to send
         self._wake = trio.Event()
         self._early: dict[int, int] = {}  # answered before the request was complete: bytes still accepted
+        self._num_apps = 0  # more than streams where a stream has ended and its app has not
         self._peer_leaves = False
         self._leaving = False
 
@@ -182,7 +183,10 @@ class GuardedHTTP2(H2Protocol):
             await self._start(event, method.decode("ascii").upper(), path)
 
     def _live(self) -> int:
-        return max(len(self.streams), len(self._apps.child_tasks)) + len(self._early)
+        return max(len(self.streams), self._num_apps) + len(self._early)
+
+    def _count_app(self, change: int) -> None:
+        self._num_apps += change
 
     async def _start(self, event: h2.events.RequestReceived, method: str, path: bytes) -> None:
         stream_id = event.stream_id
@@ -191,7 +195,9 @@ class GuardedHTTP2(H2Protocol):
             self._acknowledge(stream_id, size)
             self._wake.set()  # the sender flushes
 
-        self.streams[stream_id] = GuardedStream(self, stream_id, apps=self._apps, on_read=on_read)
+        self.streams[stream_id] = GuardedStream(
+            self, stream_id, apps=self._apps, on_read=on_read, on_app=self._count_app
+        )
         self._buffers[stream_id] = SendBuffer()
         await self.send(Updated(idle=False))
         await self.streams[stream_id].handle(

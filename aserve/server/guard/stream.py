@@ -49,12 +49,23 @@ def error_body(status: int, code: str, message: str) -> tuple[list[tuple[bytes, 
 
 
 class GuardedStream(HTTPStream):
-    """See the module. ``request_ended`` says whether the whole request has arrived."""
+    """See the module. ``request_ended`` says whether the whole request has arrived.
+
+    ``on_app`` is called with 1 when the app is started and with -1 when it has ended.
+    """
 
     closed: bool
     state: ASGIHTTPState
 
-    def __init__(self, protocol: Any, stream_id: int, *, apps: trio.Nursery, on_read: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        protocol: Any,
+        stream_id: int,
+        *,
+        apps: trio.Nursery,
+        on_read: Callable[[int], None],
+        on_app: Callable[[int], None] | None = None,
+    ) -> None:
         super().__init__(
             protocol.app,
             protocol.config,
@@ -69,12 +80,15 @@ class GuardedStream(HTTPStream):
         self.inbox = Inbox(on_read)
         self.request_ended = False
         self._apps = apps
+        self._on_app = on_app
 
     async def spawn_app(
         self, app: Any, config: GuardConfig, scope: Any, send: Callable[[Any], Awaitable[None]]
     ) -> Callable[[Any], Awaitable[None]]:
         """Start the app in its connection's nursery (hypercorn calls this on its task group)."""
         scope["extensions"] = {}  # hypercorn's trailers, push and early hints are not part of the guard
+        if self._on_app is not None:
+            self._on_app(1)
         self._apps.start_soon(self._run_app, app, scope, send, name=f"{scope['method']} {scope['path']}")
         return self.inbox.put
 
@@ -86,6 +100,8 @@ class GuardedStream(HTTPStream):
         finally:
             with trio.move_on_after(_LAST_WORD_S, shield=True):  # changes state before it waits, if it does
                 await self.app_send(None)
+            if self._on_app is not None:
+                self._on_app(-1)
 
     async def handle(self, event: Event) -> None:
         """Pass on what the peer did. Contains no checkpoint."""

@@ -18,6 +18,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
+from aserve.server.guard.http1 import GuardedHTTP1
+
 pytestmark = pytest.mark.anyio
 
 HELLO = PREFACE + SettingsFrame(0).serialize()
@@ -58,6 +60,7 @@ MALFORMED = {
     "websocket over garbage": b"GET /ok HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     b"\x81\xff",
     "pipelined garbage": b"GET /ok HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + b"\0\0\0",
+    "pipelined preface": b"GET /ok HTTP/1.1\r\nHost: x\r\n\r\n" + PREFACE,
     "preface twice": PREFACE * 2,
     "preface, then garbage": PREFACE + random.Random(3).randbytes(300),
     "oversized frame": HELLO + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + bytes(20000),
@@ -146,6 +149,41 @@ async def test_answer_to_malformed_http1(name: str, status: int) -> None:
         assert peer.status == status
         if status != 200:
             assert b'"code": ' in peer.data and await peer.closed()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_http2_begins_a_connection_or_not_at_all(at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a request, in the same packet or later, its preface is a malformed request; the app notices nothing."""
+    async with serving() as running:
+        peer = await Peer.connect(running.port)
+        await peer.send(b"GET /ok HTTP/1.1\r\nHost: x\r\n\r\n" + (PREFACE if at_once else b""))
+        assert await peer.until(b"\r\n\r\nok")
+        if not at_once:
+            await peer.send(PREFACE)
+        assert await peer.until(b"}}") and await peer.closed()
+        assert bytes(peer.data).count(b"HTTP/1.1 ") == 2 and b"HTTP/1.1 400 " in peer.data
+        assert await running.quiet()
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+async def test_a_fault_while_the_next_request_is_taken_stays_out_of_the_app(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pipelined requests are parsed in the last send of the one before, which must not fail for them."""
+
+    async def fail(self: object, request: object) -> None:
+        if self.keep_alive_requests:  # type: ignore[attr-defined]
+            raise RuntimeError("a fault of ours")
+        await create(self, request)  # type: ignore[arg-type]
+
+    create = GuardedHTTP1._create_stream
+    monkeypatch.setattr(GuardedHTTP1, "_create_stream", fail)
+    async with serving() as running:
+        peer = await Peer.connect(running.port)
+        await peer.send(b"GET /ok HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        assert await peer.until(b"\r\n\r\nok") and await peer.closed()
+        assert await running.quiet()
+    assert [r.levelno for r in caplog.records if r.levelno >= logging.WARNING] == [logging.WARNING]
 
 
 async def test_malformed_request_ends_its_stream_only() -> None:

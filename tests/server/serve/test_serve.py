@@ -106,6 +106,36 @@ def test_requests_beyond_the_drain_time_get_an_error(start) -> None:
     assert process.wait() == 0
 
 
+def test_answers_on_their_way_get_the_drain_time_too(start) -> None:
+    """The engine is done with them, their clients are still reading: slower than the grace after the drain."""
+    process = start(step_s=0.0)
+    sock = raw_stream(process.ready(), 4000)
+    end = time.monotonic() + 20
+    while re.search(r"num_requests_running\S* [1-9]", get(process.port, "/metrics").text) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.signal()
+    process.says("no new requests")
+    time.sleep(3)
+    assert process.alive
+    assert b"[DONE]" in rest_of(sock)
+    assert process.wait(5) == 0
+    assert "closed" not in process.output
+
+
+def test_whole_answers_beyond_the_drain_time_are_errors(start) -> None:
+    process = start(step_s=0.01, server={"drain_timeout_s": 0.3})
+    port = process.ready()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(
+            httpx.post, f"http://127.0.0.1:{port}{CHAT}", json=body(16000, stream=False), timeout=20, trust_env=False
+        )
+        time.sleep(0.5)
+        process.signal()
+        assert answer.result().status_code == 503
+        assert answer.result().json()["error"]["code"] == "engine_draining"
+    assert process.wait() == 0
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_second_signal_ends_at_once(start, number: int, code: int) -> None:
     process = start(step_s=0.01)
