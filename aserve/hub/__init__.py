@@ -1,6 +1,6 @@
 """Where models come from: names, folders, hub ids and GGUF files, all made into Hugging Face folders."""
 
-from aserve.hub.builtin import BUILTIN_MODELS
-from aserve.hub.resolve import pull, resolve
+from aserve.hub.builtin import BUILTIN_MODELS, builtin_architecture
+from aserve.hub.resolve import resolve
 
-__all__ = ["BUILTIN_MODELS", "pull", "resolve"]
+__all__ = ["BUILTIN_MODELS", "builtin_architecture", "resolve"]

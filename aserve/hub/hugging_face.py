@@ -12,7 +12,10 @@ from typing import Any, cast
 
 from aserve.core.errors import ModelLoadError
 
-_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
+_FILES = ("*.json", "*.safetensors", "*.jinja")
+
+_SECOND_COPIES = ("consolidated*", "*/*.safetensors", "*/*.json")
+"""The same weights in another form, beside them or in a folder (original/, onnx/); a pattern's * crosses slashes."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -41,7 +44,8 @@ def fetch(model: str, *, revision: str | None, offline: bool) -> Path:
     offline = offline or constants.HF_HUB_OFFLINE
     try:
         download = cast(Callable[..., str], cast(Any, huggingface_hub).snapshot_download)
-        folder = Path(download(model, revision=revision, allow_patterns=list(_FILES), local_files_only=offline))
+        files = {"allow_patterns": list(_FILES), "ignore_patterns": list(_SECOND_COPIES)}
+        folder = Path(download(model, revision=revision, local_files_only=offline, **files))
     except GatedRepoError as error:
         raise ModelLoadError(
             f"{model} is a gated model: accept its licence at https://huggingface.co/{model} and set HF_TOKEN"

@@ -45,13 +45,6 @@ def resolve(
     return hugging_face.fetch(model, revision=revision, offline=offline)
 
 
-def pull(
-    name: str, *, cache_dir: Path, revision: str | None = None, offline: bool = False, progress: Progress | None = None
-) -> Path:
-    """Get a model before it is used. As ``resolve``, with the same parameters and errors."""
-    return resolve(name, cache_dir=cache_dir, revision=revision, offline=offline, progress=progress)
-
-
 def _kind(path: Path) -> Literal["folder", "file"] | None:
     try:
         return "folder" if path.is_dir() else "file" if path.is_file() else None

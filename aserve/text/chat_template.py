@@ -16,8 +16,21 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from aserve.core.errors import InvalidRequestError, ModelLoadError
 from aserve.text.messages import TemplateFormat, normalise
 
-_RESERVED = frozenset({"conversations", "chat_template", "return_assistant_tokens_mask"})
-"""Arguments of the rendering function that a request must not set."""
+RESERVED_OPTIONS = frozenset(
+    {
+        "self",
+        "messages",
+        "conversations",
+        "chat_template",
+        "return_assistant_tokens_mask",
+        "add_special_tokens",
+        "tokenize",
+    }
+)
+"""Names that are no template options: what is rendered, and how, is decided here."""
+
+RENDERING_OPTIONS = frozenset({"tools", "add_generation_prompt", "documents", "continue_final_message"})
+"""Options that the rendering itself reads, beside the template: a program may set them, a request has fields for it."""
 
 _PROBE = "aserve-probe-7f3a"
 
@@ -52,6 +65,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Any],
+        /,
         *,
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -60,11 +74,11 @@ class ChatTemplate:
         """Return the prompt for some OpenAI messages; ``options`` become variables of the template.
 
         Raises:
-            InvalidRequestError: the messages are malformed, or the template refuses them.
+            InvalidRequestError: the messages are malformed, or the template refuses them; an option is reserved.
         """
         if not messages:
             raise InvalidRequestError("messages must not be empty", param="messages")
-        if reserved := _RESERVED & options.keys():
+        if reserved := RESERVED_OPTIONS & options.keys():
             raise InvalidRequestError(f"{sorted(reserved)[0]} cannot be set", param="chat_template_kwargs")
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         try:
@@ -87,7 +101,7 @@ class ChatTemplate:
                 f"the model's chat template failed on these messages: {error}", param="messages"
             ) from error
 
-    def _render(self, name: str, messages: list[dict[str, Any]], **options: Any) -> str:
+    def _render(self, name: str, messages: list[dict[str, Any]], /, **options: Any) -> str:
         from transformers.utils import chat_template_utils
 
         function = cast(Callable[..., tuple[list[str], Any]], cast(Any, chat_template_utils).render_jinja_template)

@@ -13,7 +13,8 @@ from typing import Any, cast
 from aserve.core.errors import ModelLoadError
 from aserve.text.settings import read_json
 
-_FILES = ("tokenizer.json", "tokenizer.model")
+_OTHER_FORMS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+"""What a folder may hold in place of tokenizer.json; transformers converts them, with packages that are not ours."""
 
 _FAMILY_CLASSES: Mapping[str, str] = {
     "qwen2": "Qwen2Tokenizer",
@@ -35,8 +36,8 @@ _CLASSES = frozenset({"LlamaTokenizer", "Qwen2Tokenizer", "GemmaTokenizer", "GPT
 
 def load_backend(folder: Path) -> Any:
     """Return a ``TokenizersBackend`` for a folder. Raises ModelLoadError."""
-    if not any((folder / name).is_file() for name in _FILES):
-        raise ModelLoadError(f"{folder} holds no tokenizer: looked for {' and '.join(_FILES)}")
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelLoadError(_no_tokenizer(folder))
     config = read_json(folder / "config.json")
     settings = read_json(folder / "tokenizer_config.json")
     serialised = read_json(folder / "tokenizer.json")
@@ -46,9 +47,20 @@ def load_backend(folder: Path) -> Any:
 
         return getattr(transformers, name).from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise anything from KeyError to a bare Exception
-        found = ", ".join(n for n in (*_FILES, "tokenizer_config.json") if (folder / n).is_file())
+        found = ", ".join(n for n in ("tokenizer.json", "tokenizer_config.json") if (folder / n).is_file())
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelLoadError(f"the tokenizer in {folder} ({found}) cannot be loaded: {reason[:500]}") from error
+
+
+def _no_tokenizer(folder: Path) -> str:
+    others = [name for name in _OTHER_FORMS if (folder / name).is_file()]
+    if not others:
+        return f"{folder} holds no tokenizer: looked for tokenizer.json"
+    place = repr(str(folder))
+    return (
+        f"{folder} holds {others[0]} but no tokenizer.json, which is needed; make it with transformers, sentencepiece "
+        f"and protobuf: AutoTokenizer.from_pretrained({place}).save_pretrained({place})"
+    )
 
 
 def _class_name(config: dict[str, Any], settings: dict[str, Any], byte_level: bool) -> str:

@@ -60,7 +60,7 @@ class Tokenizer:
         """Load a model folder's tokenizer; blocks for about a second.
 
         Args:
-            folder: has tokenizer.json (or tokenizer.model); the other files are optional.
+            folder: has tokenizer.json; the other files are optional.
             chat_template: a Jinja file, or the template itself, in place of the model's.
 
         Raises:
@@ -80,7 +80,7 @@ class Tokenizer:
         """
         return self._encode(text, add_special_tokens, "prompt")
 
-    def encode_chat(self, messages: Sequence[Any], **template_options: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Any], /, **template_options: Any) -> list[int]:
         """Return the ids of a chat prompt; equal to ``apply_chat_template`` of transformers.
 
         Args:
@@ -88,7 +88,8 @@ class Tokenizer:
             template_options: ``tools``, ``add_generation_prompt`` (default true), variables of the template.
 
         Raises:
-            InvalidRequestError: as ``encode``; the template refuses the messages; the model has no template.
+            InvalidRequestError: as ``encode``; the template refuses the messages; an option has a reserved name; the
+                model has no template.
         """
         if self.chat_template is None:
             raise InvalidRequestError(NO_TEMPLATE, param="messages")

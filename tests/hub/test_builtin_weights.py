@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aserve.cli import env
-from aserve.hub import pull
+from aserve.hub import builtin_architecture, resolve
 from aserve.text.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(300)]
@@ -19,7 +20,12 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return pull("smollm2-135m", cache_dir=env.cache_folder())
+    return resolve("smollm2-135m", cache_dir=env.cache_folder())
+
+
+def test_the_architecture_is_the_one_in_the_table(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == [builtin_architecture("smollm2-135m")]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

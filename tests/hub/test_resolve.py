@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aserve.core.errors import ModelLoadError
-from aserve.hub import BUILTIN_MODELS, resolve
+from aserve.hub import BUILTIN_MODELS, builtin_architecture, resolve
 
 
 @pytest.fixture
@@ -131,3 +131,48 @@ def test_a_gguf_file_is_converted_once(tiny_gguf: Path, tmp_path: Path) -> None:
 def test_a_revision_belongs_to_hub_ids(tiny_gguf: Path, refused: Callable[..., str]) -> None:
     for model in (str(tiny_gguf), str(tiny_gguf.parent), *BUILTIN_MODELS):
         assert "--revision" in refused(model, revision="main")
+
+
+def test_only_one_copy_of_the_weights_is_taken_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    needed = [
+        "config.json",
+        "generation_config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+    ]
+    copies = [
+        "consolidated.safetensors",
+        "consolidated-00001-of-00002.safetensors",
+        "original/consolidated.00.pth",
+        "original/params.json",
+        "onnx/model.safetensors",
+        "onnx/config.json",
+        "pytorch_model.bin",
+        "tokenizer.model",
+        "README.md",
+    ]
+    taken: list[str] = []
+
+    def download(model: str, *, allow_patterns: Any, ignore_patterns: Any, **options: Any) -> str:
+        taken[:] = filter_repo_objects(
+            needed + copies, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns, key=str
+        )
+        (tmp_path / "config.json").write_text("{}")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    resolve("someone/x", cache_dir=tmp_path / "cache")
+    assert taken == needed
+
+
+def test_the_architecture_of_built_in_models_is_known_before_they_are_there() -> None:
+    assert builtin_architecture("smollm2-135m") == "LlamaForCausalLM"
+    assert builtin_architecture("gemma3-270m") == "Gemma3ForCausalLM"
+    assert builtin_architecture("someone/x") is None

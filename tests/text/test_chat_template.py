@@ -181,6 +181,9 @@ def test_options_reach_the_template() -> None:
     )
     assert shown == "yes<s>1"
     assert refused("x", [USER], chat_template="y").param == "chat_template_kwargs"
+    assert (
+        template("{{ name }}").render([USER], name="any name that is not reserved") == "any name that is not reserved"
+    )
 
 
 def test_named_templates() -> None:

@@ -13,6 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from aserve.core.errors import InvalidRequestError, ModelLoadError
+from aserve.text.chat_template import RESERVED_OPTIONS
 from aserve.text.tokenizer import Tokenizer
 
 Folder = Callable[..., Path]
@@ -168,7 +169,7 @@ def test_truncation_and_padding_of_the_file_are_off(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("tokenizer.json", None, "looked for tokenizer.json and tokenizer.model"),
+        ("tokenizer.json", None, "looked for tokenizer.json"),
         ("tokenizer.json", "{", "tokenizer.json cannot be read as JSON"),
         ("tokenizer.json", "{}", "cannot be loaded"),
         ("tokenizer_config.json", "", "tokenizer_config.json cannot be read as JSON"),
@@ -188,12 +189,24 @@ def test_damaged_folders(folder: Folder, file: str, content: str | None, message
     assert str(path) in caught.value.message
 
 
-def test_a_broken_sentencepiece_model_is_one_line(folder: Folder) -> None:
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+def test_a_tokenizer_in_another_form_says_how_to_make_tokenizer_json(folder: Folder, name: str) -> None:
     path = folder(settings={"tokenizer_class": "LlamaTokenizer"})
     (path / "tokenizer.json").unlink()
-    (path / "tokenizer.model").write_bytes(b"no protobuf")
-    with pytest.raises(ModelLoadError, match=r"tokenizer\.model.* cannot be loaded"):
+    (path / name).write_bytes(b"anything")
+    with pytest.raises(ModelLoadError) as caught:
         Tokenizer.load(path)
+    assert f"{path} holds {name} but no tokenizer.json" in caught.value.message
+    assert f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_OPTIONS))
+def test_reserved_names_are_refused_as_template_options(folder: Folder, chatml: str, name: str) -> None:
+    tokenizer = Tokenizer.load(folder(settings={"chat_template": chatml}))
+    with pytest.raises(InvalidRequestError, match=f"^{name} cannot be set") as caught:
+        tokenizer.encode_chat([{"role": "user", "content": "a"}], **{name: 1})
+    assert caught.value.param == "chat_template_kwargs"
 
 
 def test_loading_imports_neither_torch_nor_modelling_code(folder: Folder, chatml: str) -> None:
