@@ -14,13 +14,18 @@ from aserve.core.errors import ConfigError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
+_TOO_LARGE = 2**63
+
 
 def parse_bytes(text: str) -> int:
     """Read a size such as ``6GiB``, ``500MB`` or ``1048576``, in bytes. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
     if match is None:
         raise ConfigError(f"{text!r} is not a size; write for example 6GiB, 500MB or 1048576")
-    return int(float(match.group(1)) * _UNITS[(match.group(2) or "").lower()])
+    size = float(match.group(1)) * _UNITS[(match.group(2) or "").lower()]
+    if size >= _TOO_LARGE:
+        raise ConfigError(f"a size of {text.strip()[:20]}... is larger than any memory")
+    return int(size)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -46,6 +51,8 @@ class ModelConfig:
         dtype: Type of weights and activations; auto takes the checkpoint's, or what the device computes fastest.
         device: Where to run; auto takes the first CUDA device, else the CPU.
         kernels: Kernel set; auto takes triton on CUDA and cpu elsewhere; reference is for debugging.
+        num_threads: Threads that compute on the CPU; default: one per core, or one alone for models whose weights are
+            under 64 MiB, which gain nothing from more.
         max_model_len: Longest prompt plus answer in tokens; default: the model's context.
         chat_template: A Jinja file, or the template itself, in place of the model's.
         debug_load_delay_s: Wait this long before loading, to test clients against a server that is not ready.
@@ -57,13 +64,14 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kernels: Literal["auto", "reference", "cpu", "triton"] = "auto"
+    num_threads: int | None = None
     max_model_len: int | None = None
     chat_template: str | None = None
     debug_load_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "no model was named")
-        _at_least(self, 1, "max_model_len")
+        _at_least(self, 1, "num_threads", "max_model_len")
         _at_least(self, 0, "debug_load_delay_s")
 
 
