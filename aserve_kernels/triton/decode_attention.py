@@ -1,8 +1,9 @@
 """Attention of the sequences of a step that have one query token: decodes.
 
 The keys of a sequence are split over programs (Flash-Decoding, Dao et al. 2023), and a second kernel joins the parts.
-The number of splits follows from static sizes, and each program works out its share on the device, so the launch does
-not depend on the lengths and can be captured in a CUDA graph.
+The grid follows from the numbers of sequences, heads and multiprocessors alone; each program works out its share on the
+device, and one without a share ends at once. The number of splits is an argument and no constant, so there is one
+compilation per model, whatever the lengths and the number of sequences.
 """
 
 # Triton functions have no types that Python tools know: their parameters are pointers, scalars and constants.
@@ -22,8 +23,15 @@ _MAX_SPLITS = 32
 _WAVES = 2  # programs per multiprocessor to aim for
 
 
+@triton.jit
+def _first_and_span(seq_len, window, splits, TILE: tl.constexpr):
+    """Return the first position of split 0 and how many positions a split has, both multiples of TILE."""
+    first = tl.maximum(seq_len - window, 0) // TILE * TILE
+    return first, tl.cdiv(tl.cdiv(seq_len - first, TILE), splits) * TILE
+
+
 # What changes from step to step must not lead to another compilation.
-@triton.jit(do_not_specialize=["window", "table_stride"])
+@triton.jit(do_not_specialize=["window", "splits", "table_stride"])
 def _decode_kernel(
     q_ptr,
     k_ptr,
@@ -35,6 +43,7 @@ def _decode_kernel(
     cu_seqlens_ptr,
     seq_lens_ptr,
     window,
+    splits,
     q_stride,
     table_stride,
     block_stride,
@@ -46,12 +55,11 @@ def _decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """One split of the keys of one sequence with one query token, for one KV head.
 
-    Writes acc [S, Hq, SPLITS, D], maximum and total [S, Hq, SPLITS], float32.
+    Writes acc [S, Hq, splits, D], maximum and total [S, Hq, splits], float32; nothing where the split has no keys.
     """
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -60,9 +68,10 @@ def _decode_kernel(
     if tl.load(cu_seqlens_ptr + sequence + 1) - start != 1:
         return
     seq_len = tl.load(seq_lens_ptr + sequence)
-    first = tl.maximum(seq_len - window, 0) // TILE * TILE
-    span = tl.cdiv(tl.cdiv(seq_len - first, TILE), SPLITS) * TILE
+    first, span = _first_and_span(seq_len, window, splits, TILE)
     low = first + split * span
+    if low >= seq_len:
+        return
     high = tl.minimum(low + span, seq_len)
 
     rows = tl.arange(0, BLOCK_M)
@@ -91,37 +100,46 @@ def _decode_kernel(
         WIDEN,
     )
     num_heads = tl.num_programs(1) * GROUP
-    parts = (sequence.to(tl.int64) * num_heads + heads) * SPLITS + split
+    parts = (sequence.to(tl.int64) * num_heads + heads) * splits + split
     tl.store(acc_ptr + (parts * D)[:, None] + channels[None, :], acc, mask=used)
     tl.store(maximum_ptr + parts, maximum, mask=rows < GROUP)
     tl.store(total_ptr + parts, total, mask=rows < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "splits"])
 def _join_kernel(
     acc_ptr,
     maximum_ptr,
     total_ptr,
     out_ptr,
     cu_seqlens_ptr,
+    seq_lens_ptr,
+    window,
+    splits,
     out_stride,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
 ):
-    """Join the splits of one sequence and query head."""
+    """Join the splits of one sequence and query head that have keys."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     start = tl.load(cu_seqlens_ptr + sequence)
     if tl.load(cu_seqlens_ptr + sequence + 1) - start != 1:
         return
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    first, span = _first_and_span(seq_len, window, splits, TILE)
     channels = tl.arange(0, BLOCK_D)
-    parts = (sequence.to(tl.int64) * tl.num_programs(1) + head) * SPLITS + tl.arange(0, SPLITS)
-    maximum = tl.load(maximum_ptr + parts)
+    numbers = tl.arange(0, MAX_SPLITS)
+    written = (numbers < splits) & (first + numbers * span < seq_len)
+    parts = (sequence.to(tl.int64) * tl.num_programs(1) + head) * splits + numbers
+    maximum = tl.load(maximum_ptr + parts, mask=written, other=float("-inf"))
     highest = tl.max(maximum, axis=0)
     weights = tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
-    total = tl.sum(tl.load(total_ptr + parts) * weights, axis=0)
-    acc = tl.load(acc_ptr + (parts * D)[:, None] + channels[None, :], mask=(channels < D)[None, :], other=0.0)
+    total = tl.sum(tl.load(total_ptr + parts, mask=written, other=0.0) * weights, axis=0)
+    used = written[:, None] & (channels < D)[None, :]
+    acc = tl.load(acc_ptr + (parts * D)[:, None] + channels[None, :], mask=used, other=0.0)
     result = tl.sum(acc * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
     out_row = out_ptr + start.to(tl.int64) * out_stride + head * D
     tl.store(out_row + channels, result.to(out_ptr.dtype.element_ty), mask=channels < D)
@@ -134,23 +152,23 @@ def _decode_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
     return Tiles(rows, 32 if head_dim > 128 else 64, num_warps=4, num_stages=3)
 
 
-def _num_splits(num_programs: int, max_tiles: int, device: torch.device) -> int:
-    """Return into how many parts the keys are split: a power of two that fills the device, from static sizes only."""
+def _num_splits(num_programs: int, device: torch.device) -> int:
+    """Return into how many parts the keys are split: what fills the device, never by the lengths."""
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
-    wanted = min(_WAVES * multiprocessors // num_programs, max_tiles, _MAX_SPLITS)
-    return 1 << max(wanted, 1).bit_length() - 1
+    return max(1, min(_WAVES * multiprocessors // num_programs, _MAX_SPLITS))
 
 
 def attend_decodes(batch: Batch) -> None:
     """Write the outputs of every sequence with one query token."""
     q, out, num_seqs = batch.q, batch.out, len(batch.seq_lens)
-    block_size, num_kv_heads = batch.k_cache.shape[1:3]
+    num_kv_heads = batch.k_cache.shape[2]
     _, num_heads, head_dim = q.shape
     tiles = _decode_tiles(batch.group, head_dim, q.dtype)
-    max_tiles = -(-batch.block_tables.shape[1] * block_size // tiles.tile)
-    splits = _num_splits(num_seqs * num_kv_heads, max_tiles, q.device)
+    splits = _num_splits(num_seqs * num_kv_heads, q.device)
     acc = torch.empty((num_seqs, num_heads, splits, head_dim), dtype=torch.float32, device=q.device)
-    maximum, total = torch.empty((2, num_seqs, num_heads, splits), dtype=torch.float32, device=q.device)
+    # Two tensors: halves of one would be aligned for some numbers of sequences only, and alignment is compiled in.
+    maximum = torch.empty((num_seqs, num_heads, splits), dtype=torch.float32, device=q.device)
+    total = torch.empty_like(maximum)
     constants = batch.constants()
     _decode_kernel[(num_seqs, num_kv_heads, splits)](
         q,
@@ -163,12 +181,12 @@ def attend_decodes(batch: Batch) -> None:
         batch.cu_seqlens_q,
         batch.seq_lens,
         batch.window,
+        splits,
         q.stride(0),
         *batch.strides(),
         **constants,
         BLOCK_M=tiles.block_m,
         TILE=tiles.tile,
-        SPLITS=splits,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
@@ -178,9 +196,13 @@ def attend_decodes(batch: Batch) -> None:
         total,
         out,
         batch.cu_seqlens_q,
+        batch.seq_lens,
+        batch.window,
+        splits,
         out.stride(0),
         D=head_dim,
         BLOCK_D=constants["BLOCK_D"],
-        SPLITS=splits,
+        TILE=tiles.tile,
+        MAX_SPLITS=_MAX_SPLITS,
         num_warps=1,
     )

@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
-# Launches become compilations for compute capability 9.0, and tensors have no memory.
-SCRIPT = """
+# Launches become compilations for compute capability 9.0.
+COMPILE_ONLY = """
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
@@ -33,6 +33,8 @@ from aserve_kernels import load
 from aserve_kernels.cases import OPERATIONS, make_inputs
 
 kernels = load("triton")
+"""
+EVERY_KERNEL = """
 for operation in OPERATIONS.values():
     for shape in (*operation.shapes[:2], *operation.shapes[-2:], operation.bench_shapes[-1]):
         inputs = make_inputs(operation, shape, dtype=torch.bfloat16)
@@ -42,8 +44,35 @@ print("compiled")
 """
 
 
-def test_every_kernel_compiles_for_hopper(tmp_path):
+# The tensors are on the CPU: those without memory would all seem to be aligned.
+DECODES = """
+from aserve_kernels.triton import decode_attention
+
+operation = OPERATIONS["paged_attention"]
+sizes = operation.bench_shapes[0]
+for seq_lens in ([1], [16], [2000], [63, 700], [5] * 3, [130] * 7, [40] * 33, [17] * 64):
+    shape = {**sizes, "query_lens": [1] * len(seq_lens), "seq_lens": seq_lens}
+    for window in (None, 1, 64):
+        kernels.paged_attention(**{**make_inputs(operation, shape, dtype=torch.float32), "window": window})
+for kernel in (decode_attention._decode_kernel, decode_attention._join_kernel):
+    print(len(kernel.device_caches[0][0]))
+"""
+
+
+def compile_for_hopper(script, cache):
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    return subprocess.run(
+        [sys.executable, "-c", COMPILE_ONLY + script], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_every_kernel_compiles_for_hopper(tmp_path):
+    done = compile_for_hopper(EVERY_KERNEL, tmp_path)
     assert done.stdout == "compiled\n", done.stderr
+
+
+def test_neither_lengths_nor_numbers_of_sequences_lead_to_another_compilation(tmp_path):
+    """It would take a second, in which every stream stands still."""
+    done = compile_for_hopper(DECODES, tmp_path)
+    assert done.stdout == "1\n1\n", done.stderr
