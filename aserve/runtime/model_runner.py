@@ -57,12 +57,17 @@ class ModelRunner:
             sample=model.ctx.kernels.sample,
         )
 
+    @property
+    def penalty_bytes(self) -> int:
+        """Device memory that the state of penalties takes now; the KV cache leaves room for all of it."""
+        return self._sampler.penalty_bytes
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue a step. On the CPU this computes it."""
         columns = PlanColumns.of(plan)
         batch = self._batches.build(plan, columns)
-        self._sampler.observe(plan)
+        self._sampler.observe(plan, columns.slots)
         hidden = self._model.forward(batch)
         sampled = None
         if len(columns.sampling):

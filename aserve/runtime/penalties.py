@@ -1,11 +1,13 @@
 """Presence, frequency and repetition penalties: which tokens a slot has seen, kept on the device.
 
 Memory is taken only for slots that use a penalty. Counting happens on the device right after sampling, so tokens of
-steps still in flight are included without the host knowing them. Owned by the sampler.
+steps still in flight are included without the host knowing them. Owned by the sampler; the profile asks how much memory
+it can come to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,17 +19,27 @@ from aserve.core.step import ScheduledSequence
 from aserve.runtime.transfer import to_device
 
 _MIN_ROWS = 4
+SCRATCH_BYTES = 32 * 2**20
+"""Most memory that ``apply`` takes beside the state, a single row longer than that aside."""
+_ELEMENT_BYTES = 48  # of scratch per token looked at: ids, logits, counts, and what is computed from them
+_MAX_STRETCH = 4  # rows that are looked at together differ at most by this factor in length
+_SHORT = 64  # below this, lengths do not matter
+
+
+def state_bytes(num_slots: int, *, vocab_size: int, max_length: int) -> int:
+    """Return the bytes of the state of ``num_slots`` slots, the most it grows to when that is ``max_num_seqs``."""
+    return num_slots * (vocab_size + max_length) * torch.int32.itemsize
 
 
 class PenaltyRows(NamedTuple):
-    """The penalised rows of a step, on the device.
+    """The penalised rows of a step, on the device, by ascending position.
 
     Attributes:
         rows: [n] int64, rows of the logits.
         states: [n] int64, rows of the state.
         positions: [n] int64, of the tokens to be sampled.
         repetition, presence, frequency: [n] float32.
-        longest: largest of ``positions``.
+        chunks: on the host, (first row, end, largest position) of the rows that are changed together.
     """
 
     rows: Tensor
@@ -36,7 +48,12 @@ class PenaltyRows(NamedTuple):
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
-    longest: int
+    chunks: tuple[tuple[int, int, int], ...]
+
+    def part(self, first: int, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return rows [n], states [n] and the strengths [n, 1] of some of the rows."""
+        repetition, presence, frequency = (x[first:end].unsqueeze(1) for x in self[3:6])
+        return self.rows[first:end], self.states[first:end], repetition, presence, frequency
 
 
 class PenaltyState:
@@ -47,16 +64,19 @@ class PenaltyState:
     vocabulary of 49,152 that is 1/250 of the work of a dense mask.
     """
 
-    def __init__(self, *, vocab_size: int, max_length: int, device: torch.device) -> None:
+    def __init__(self, *, vocab_size: int, max_num_seqs: int, max_length: int, device: torch.device) -> None:
         self._device = device
+        self._max_num_seqs = max_num_seqs
         self._state_of: dict[int, int] = {}
         self._free: list[int] = []
         self._num_known: dict[int, int] = {}  # tokens of the slot that are in the history, or will be by then
         self._history = torch.zeros((0, max_length), dtype=torch.int32, device=device)
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
 
-    def __bool__(self) -> bool:
-        return bool(self._state_of)
+    @property
+    def num_bytes(self) -> int:
+        """What the state takes on the device now."""
+        return self._history.nbytes + self._counts.nbytes
 
     def open(self, slot: int, first_token_id: int) -> None:
         """Start afresh for the slot, whose sequence begins with this token."""
@@ -77,8 +97,8 @@ class PenaltyState:
             self._free.append(state)
             del self._num_known[slot]
 
-    def observe(self, sequences: tuple[ScheduledSequence, ...], prompt_lengths: NDArray[np.int64]) -> None:
-        """Note tokens that a plan names for the first time: prompt chunks, and all tokens of a resumed sequence.
+    def observe(self, sequences: Iterable[ScheduledSequence], prompt_lengths: NDArray[np.int64]) -> None:
+        """Note tokens that rows of open slots name for the first time: prompt chunks, all tokens of a resumed sequence.
 
         ``prompt_lengths`` is indexed by slot. Must come before the step's sampling.
         """
@@ -87,9 +107,7 @@ class PenaltyState:
         token_ids: list[int] = []
         generated: list[int] = []
         for row in sequences:
-            state = self._state_of.get(row.slot)
-            if state is None:
-                continue
+            state = self._state_of[row.slot]
             known = self._num_known[row.slot]
             end = row.start + len(row.token_ids)
             fresh = range(known, end)
@@ -112,9 +130,11 @@ class PenaltyState:
         *strengths: NDArray[np.float32],
     ) -> PenaltyRows:
         """Send a step's penalised rows; ``strengths`` are repetition, presence and frequency, one per row."""
-        states = np.array([self._state_of[slot] for slot in slots.tolist()], np.int64)
-        sent = to_device((rows, states, positions, *strengths), self._device)
-        return PenaltyRows(*sent, longest=int(positions.max()))
+        order = np.argsort(positions, kind="stable")
+        states = np.array([self._state_of[slot] for slot in slots[order].tolist()], np.int64)
+        positions = positions[order]
+        sent = to_device((rows[order], states, positions, *(column[order] for column in strengths)), self._device)
+        return PenaltyRows(*sent, chunks=_chunks(positions.tolist()))
 
     def apply(self, logits: Tensor, chosen: PenaltyRows) -> None:
         """Change ``logits`` [S', V] float32 in place.
@@ -122,14 +142,15 @@ class PenaltyState:
         Repetition as transformers defines it: positive logits of prompt and generated tokens are divided, negative
         ones multiplied. Then presence and frequency as OpenAI defines them, over generated tokens.
         """
-        ids = self._history[chosen.states, : chosen.longest].long()  # [n, longest]
-        places = (chosen.rows.unsqueeze(1), ids)
-        values = logits[places]
-        factor = chosen.repetition.unsqueeze(1)
-        values = torch.where(values > 0, values / factor, values * factor)
-        counts = self._counts[chosen.states.unsqueeze(1), ids]
-        values -= counts * chosen.frequency.unsqueeze(1) + (counts > 0) * chosen.presence.unsqueeze(1)
-        logits[places] = values
+        for first, end, longest in chosen.chunks:
+            rows, states, repetition, presence, frequency = chosen.part(first, end)
+            ids = self._history[states, :longest].long()  # [n, longest]
+            places = (rows.unsqueeze(1), ids)
+            values = logits[places]
+            values = torch.where(values > 0, values / repetition, values * repetition)
+            counts = self._counts[states.unsqueeze(1), ids]
+            values -= counts * frequency + (counts > 0) * presence
+            logits[places] = values
 
     def record(self, chosen: PenaltyRows, token_ids: Tensor) -> None:
         """Count the sampled ``token_ids`` [S'] int64 of the whole step, each at least 0."""
@@ -146,7 +167,19 @@ class PenaltyState:
 
     def _grow(self) -> None:
         old = len(self._history)
-        added = max(old, _MIN_ROWS)
+        added = min(max(old, _MIN_ROWS), self._max_num_seqs - old)
         self._history = torch.cat([self._history, self._history.new_zeros((added, self._history.shape[1]))])
         self._counts = torch.cat([self._counts, self._counts.new_zeros((added, self._counts.shape[1]))])
         self._free += range(old + added - 1, old - 1, -1)
+
+
+def _chunks(lengths: list[int]) -> tuple[tuple[int, int, int], ...]:
+    """Split ascending lengths where padding to the longest would cost too much time or memory."""
+    chunks: list[tuple[int, int, int]] = []
+    first = 0
+    for i, length in enumerate(lengths):
+        too_large = (i + 1 - first) * length * _ELEMENT_BYTES > SCRATCH_BYTES
+        if i > first and (too_large or length > _MAX_STRETCH * max(lengths[first], _SHORT)):
+            chunks.append((first, i, lengths[i - 1]))
+            first = i
+    return (*chunks, (first, len(lengths), lengths[-1]))

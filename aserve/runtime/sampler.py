@@ -58,10 +58,20 @@ class Sampler:
         self._device = device
         self._sample = sample
         self._params = SlotSampling(max_num_seqs, vocab_size)
-        self._penalties = PenaltyState(vocab_size=vocab_size, max_length=max_length, device=device)
+        self._penalties = PenaltyState(
+            vocab_size=vocab_size, max_num_seqs=max_num_seqs, max_length=max_length, device=device
+        )
 
-    def observe(self, plan: StepPlan) -> None:
-        """Take in the plan's new sequences and tokens. Must be called once per plan, sampling or not."""
+    @property
+    def penalty_bytes(self) -> int:
+        """Device memory that the state of penalties takes now."""
+        return self._penalties.num_bytes
+
+    def observe(self, plan: StepPlan, slots: Ints) -> None:
+        """Take in the plan's new sequences and tokens; ``slots`` [S] are those of its rows.
+
+        Must be called once per plan, sampling or not.
+        """
         for row in plan.sequences:
             if row.new is None:
                 continue
@@ -70,8 +80,10 @@ class Sampler:
                 self._penalties.open(row.slot, (row.new.prior_token_ids or row.token_ids)[0])
             else:
                 self._penalties.close(row.slot)
-        if self._penalties:
-            self._penalties.observe(plan.sequences, self._params.prompt_lengths)
+        penalised = np.flatnonzero(self._params.features[slots] & Feature.PENALISED)
+        if len(penalised):
+            rows = (plan.sequences[i] for i in penalised.tolist())
+            self._penalties.observe(rows, self._params.prompt_lengths)
 
     def sample(self, logits: Tensor, slots: Ints, positions: Ints) -> Sampled:
         """Sample one token per row.

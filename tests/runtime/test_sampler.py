@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aserve.core.request import SamplingParams
 from aserve.core.step import INVALID_TOKEN, PENDING, NewSequence, ScheduledSequence, StepPlan
+from aserve.runtime import penalties
 from aserve.runtime.sampler import Sampled, Sampler
 from aserve.runtime.uniforms import uniforms
 from aserve_kernels import load
@@ -20,11 +21,11 @@ VOCAB = 60
 STOP = (3, 4)
 
 
-def make_sampler(max_num_seqs: int = 8) -> Sampler:
+def make_sampler(max_num_seqs: int = 8, max_length: int = 64) -> Sampler:
     return Sampler(
         vocab_size=VOCAB,
         max_num_seqs=max_num_seqs,
-        max_length=64,
+        max_length=max_length,
         device=torch.device("cpu"),
         sample=load("reference").sample,
     )
@@ -91,9 +92,13 @@ class Story:
         return int(order[int((cumulative <= u * cumulative[-1]).sum())])
 
 
+def observe(sampler: Sampler, rows: list[ScheduledSequence]) -> None:
+    sampler.observe(StepPlan(0, tuple(rows)), np.array([row.slot for row in rows], np.int64))
+
+
 def run_step(sampler: Sampler, rows: list[tuple[Story, ScheduledSequence]]) -> Sampled:
     """One step; the rows that sample get their stories' logits. The stories do not grow."""
-    sampler.observe(StepPlan(0, tuple(row for _, row in rows)))
+    observe(sampler, [row for _, row in rows])
     sampling = [(story, row) for story, row in rows if row.samples]
     return sampler.sample(
         torch.from_numpy(np.stack([story.logits() for story, _ in sampling])),
@@ -171,7 +176,7 @@ def test_batched_chunked_and_preempted(seed: int, pending: bool) -> None:
                 decoding.add(slot)
         sampling = [story for story, row in rows if row.samples]
         if not sampling:
-            sampler.observe(StepPlan(0, tuple(row for _, row in rows)))
+            observe(sampler, [row for _, row in rows])
             continue
         sampled = run_step(sampler, rows)
         assert sampled.token_ids.tolist() == [story.expected() for story in sampling]
@@ -203,6 +208,39 @@ def test_more_penalised_sequences_than_the_state_was_made_for() -> None:
             s.tokens.append(s.expected())
 
 
+@pytest.mark.parametrize("scratch", [0, 48 * 70, 2**20])
+def test_rows_of_very_different_lengths_are_penalised_apart(monkeypatch: pytest.MonkeyPatch, scratch: int) -> None:
+    """Whatever memory there is for it; no row is looked at over the length of one much longer."""
+    monkeypatch.setattr(penalties, "SCRATCH_BYTES", scratch)
+    params = SamplingParams(max_tokens=9, temperature=0, repetition_penalty=2.0, presence_penalty=1.0)
+    rng = np.random.default_rng(0)
+    lengths = (3, 900, 5, 400, 60, 300, 4)
+    stories = [Story(i, params, rng.integers(0, VOCAB, n).tolist()) for i, n in enumerate(lengths)]
+    sampler = make_sampler(max_length=1000)
+    for step in range(3):
+        rows = [(s, s.row(s.number, 0 if step == 0 else len(s.tokens) - 1, new=step == 0)) for s in stories]
+        assert run_step(sampler, rows).token_ids.tolist() == [s.expected() for s in stories]
+        for s in stories:
+            s.tokens.append(s.expected())
+
+
+def test_no_row_is_looked_at_over_the_length_of_one_much_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert penalties._chunks([7]) == ((0, 1, 7),)
+    assert penalties._chunks([2, 200, 250, 900, 1000, 4000]) == ((0, 3, 250), (3, 5, 1000), (5, 6, 4000))
+    monkeypatch.setattr(penalties, "SCRATCH_BYTES", 48 * 1000)
+    assert penalties._chunks([400, 500, 500, 1200]) == ((0, 2, 500), (2, 3, 500), (3, 4, 1200))
+
+
+def test_the_state_of_penalties_grows_to_what_the_profile_reserves() -> None:
+    params = SamplingParams(max_tokens=9, temperature=0, repetition_penalty=2.0)
+    sampler = make_sampler(max_num_seqs=11)
+    assert sampler.penalty_bytes == 0
+    for i in range(11):
+        story = Story(i, params)
+        run_step(sampler, [(story, story.row(i, 0, new=True))])
+    assert sampler.penalty_bytes == penalties.state_bytes(11, vocab_size=VOCAB, max_length=64)
+
+
 def test_a_slot_forgets_its_last_sequence() -> None:
     sampler = make_sampler()
     heavy = SamplingParams(
@@ -222,7 +260,7 @@ def test_only_the_row_with_bad_logits_fails(poison: str, params: SamplingParams)
     sampler = make_sampler()
     stories = [Story(i, params) for i in range(3)]
     rows = [(story, story.row(story.number, 0, new=True)) for story in stories]
-    sampler.observe(StepPlan(0, tuple(row for _, row in rows)))
+    observe(sampler, [row for _, row in rows])
     logits = np.stack([story.logits() for story in stories])
     if poison == "one nan":
         logits[1, 17] = np.nan
@@ -237,7 +275,7 @@ def test_only_the_row_with_bad_logits_fails(poison: str, params: SamplingParams)
 def test_single_logits_of_minus_infinity_are_fine() -> None:
     sampler = make_sampler()
     story = Story(1, SamplingParams(max_tokens=9, temperature=1.0, seed=1))
-    sampler.observe(StepPlan(0, (story.row(0, 0, new=True),)))
+    observe(sampler, [story.row(0, 0, new=True)])
     logits = np.full((1, VOCAB), -np.inf, np.float32)
     logits[0, 41] = -3
     assert sampler.sample(torch.from_numpy(logits), np.zeros(1, np.int64), np.full(1, 3)).token_ids.tolist() == [41]
@@ -271,7 +309,7 @@ def test_more_logprobs_than_tokens() -> None:
         vocab_size=4, max_num_seqs=1, max_length=9, device=torch.device("cpu"), sample=load("reference").sample
     )
     new = NewSequence(SamplingParams(max_tokens=1, temperature=0, num_logprobs=20), 1, ())
-    sampler.observe(StepPlan(0, (ScheduledSequence("a", 0, 0, (1,), (), True, new),)))
+    observe(sampler, [ScheduledSequence("a", 0, 0, (1,), (), True, new)])
     logprobs = sampler.sample(torch.zeros(1, 4), np.zeros(1, np.int64), np.ones(1, np.int64)).logprobs
     assert logprobs is not None
     assert logprobs.top_values.tolist() == [pytest.approx([math.log(1 / 4)] * 4)]
