@@ -39,7 +39,6 @@ _FAMILIES: Mapping[str, _Family] = {
     "Qwen3ForCausalLM": _Family(num_kv_heads=32, head_dim=128, qk_norm=True, windows="by_layer"),
 }
 _DEFAULT_WINDOW = 4096  # of Mistral and Qwen, when the key is absent
-ARCHITECTURES = tuple(_FAMILIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

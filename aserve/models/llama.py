@@ -1,6 +1,7 @@
-"""Llama (Touvron et al. 2023) and what shares its weights' names: Mistral, SmolLM2, TinyLlama and others.
+"""Llama (Touvron et al. 2023) and what shares its weights' names: Mistral, Qwen2, SmolLM2, TinyLlama and others.
 
-Mistral differs by its sliding window, which the spec carries.
+Mistral differs by its sliding window, Qwen2 and Qwen2.5 by biases on queries, keys and values and the windows of single
+layers, all of which the spec carries.
 """
 
 from __future__ import annotations
