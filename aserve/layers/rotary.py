@@ -18,7 +18,7 @@ from aserve.core.model_spec import RopeSpec
 def build_cos_sin(rope: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
     """Return the table [num_positions, rotary_dim] float32; the first half of a row is cos, the second sin."""
     frequencies = rope_frequencies(rope)
-    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies[None, :]
+    angles = torch.arange(num_positions, dtype=torch.float32, device="cpu")[:, None] * frequencies[None, :]
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     if rope.attention_factor != 1.0:
         table *= rope.attention_factor
@@ -27,7 +27,7 @@ def build_cos_sin(rope: RopeSpec, num_positions: int, device: torch.device) -> T
 
 def rope_frequencies(rope: RopeSpec) -> Tensor:
     """Return radians per position [rotary_dim / 2] float32, of falling frequency."""
-    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).to(torch.float32) / rope.rotary_dim
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64, device="cpu").to(torch.float32) / rope.rotary_dim
     return _STRETCHES[rope.rope_type](rope, 1.0 / (rope.theta**exponents), rope.theta**exponents)
 
 
@@ -67,7 +67,7 @@ def _yarn(rope: RopeSpec, frequencies: Tensor, periods: Tensor) -> Tensor:
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     if low == high:
         high += 0.001  # as the paper's code: no division by zero
-    channels = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
+    channels = torch.arange(rope.rotary_dim // 2, dtype=torch.float32, device="cpu")
     kept = 1 - torch.clamp((channels - low) / (high - low), 0, 1)
     return 1.0 / (rope.factor * periods) * (1 - kept) + frequencies * kept
 

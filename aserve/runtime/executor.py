@@ -21,13 +21,15 @@ from aserve.core.model_spec import ModelSpec
 from aserve.core.step import StepPlan, StepResult
 from aserve.models.model import Model
 from aserve.runtime import kv_cache
-from aserve.runtime.device import choose_device, choose_dtype, choose_kernels
+from aserve.runtime.device import choose_device, choose_dtype, choose_kernels, choose_num_threads
 from aserve.runtime.host_memory import available_bytes
 from aserve.runtime.loader import load_model, read_spec
 from aserve.runtime.model_runner import LaunchedStep, ModelRunner
 from aserve.runtime.profiling import measure_gpu
 
 _log = logging.getLogger(__name__)
+
+_SLOT_BYTES = 512  # of sampling parameters and bookkeeping, block table aside
 
 
 class LocalExecutor:
@@ -108,10 +110,15 @@ def build_executor(
     spec = read_spec(folder)
     dtype = choose_dtype(config.model, spec.dtype, device)
     limits = Limits.of(config, spec, device)
+    _check_slots(limits, config.cache.block_size, available_bytes())
+    num_threads = choose_num_threads(config.model, device, _num_parameters(spec) * dtype.itemsize)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)  # for OpenMP this is a setting of the calling thread: the one that steps
     with torch.inference_mode():
         try:
             model = load_model(
                 folder,
+                spec=spec,
                 dtype=dtype,
                 device=device,
                 kernels=kernels,
@@ -135,9 +142,26 @@ def build_executor(
         caches = kv_cache.allocate(
             model.spec, num_blocks=num_blocks, block_size=capacity.block_size, dtype=model.ctx.dtype, device=device
         )
-        runner = ModelRunner(model, caches, capacity)
+        try:
+            runner = ModelRunner(model, caches, capacity)
+        except MemoryError:
+            raise _too_many_slots(limits, available_bytes()) from None
     _log_summary(model, capacity)
     return LocalExecutor(runner, capacity, lazy=device.type == "cpu")
+
+
+def _check_slots(limits: Limits, block_size: int, available: int) -> None:
+    """Raise ConfigError when the tables of all slots do not fit the host: filling them would end the process."""
+    slot_bytes = _SLOT_BYTES + 4 * -(-limits.max_model_len // block_size)
+    if limits.max_num_seqs * slot_bytes > available:
+        raise _too_many_slots(limits, available)
+
+
+def _too_many_slots(limits: Limits, available: int) -> ConfigError:
+    return ConfigError(
+        f"--max-num-seqs {limits.max_num_seqs}: {available / 2**30:.2f} GiB of host memory do not hold the tables of "
+        f"so many sequences of up to {limits.max_model_len} tokens; lower it"
+    )
 
 
 def _count_blocks(config: EngineConfig, model: Model, limits: Limits) -> int:

@@ -123,7 +123,7 @@ class BatchBuilder:
 
         Kernels for GPUs load nothing beyond a sequence's end, and need no help.
         """
-        index = torch.tensor(block_ids)
+        index = torch.tensor(block_ids, device=self._device)
         for keys, values in self._kv_caches:
             keys.index_fill_(0, index, 0)
             values.index_fill_(0, index, 0)

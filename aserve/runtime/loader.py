@@ -55,6 +55,7 @@ class _Entry(NamedTuple):
 def load_model(
     folder: Path,
     *,
+    spec: ModelSpec | None = None,
     dtype: torch.dtype,
     device: torch.device,
     kernels: KernelSet,
@@ -64,10 +65,10 @@ def load_model(
 ) -> Model:
     """Return the model of a Hugging Face folder, its weights on ``device``, converted to ``dtype``.
 
-    ``max_model_len`` is the longest sequence that will be computed, if shorter than the model's context. Raises
-    ModelLoadError.
+    ``spec`` is what ``read_spec`` returned for the folder, if it was asked. ``max_model_len`` is the longest sequence
+    that will be computed, if shorter than the model's context. Raises ModelLoadError.
     """
-    spec = ModelSpec.from_folder(folder)
+    spec = spec or ModelSpec.from_folder(folder)
     scheme = load_scheme(spec.quant_method)
     factory = model_class(spec.architecture)
     entries = _read_headers(folder)

@@ -27,7 +27,7 @@ def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tens
     for array in arrays:
         offsets.append(size)
         size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    staging = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
     host = staging.numpy()
     for array, offset in zip(arrays, offsets, strict=True):
         host[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -42,5 +42,5 @@ def to_host(tensor: Tensor) -> Tensor:
     """Return a host copy whose contents are valid once the work queued so far is done; the tensor itself on a CPU."""
     if tensor.device.type == "cpu":
         return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return host.copy_(tensor, non_blocking=True)

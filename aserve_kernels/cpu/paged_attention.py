@@ -38,7 +38,7 @@ def paged_attention(
     cache = _Cache(k_cache, v_cache, block_tables)
     bounds, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
     reach = max_seq_len if window is None else window
-    result = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+    result = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     decodes: list[_Decode] = []
     for s, length in enumerate(lengths):
         row, end = bounds[s], bounds[s + 1]
@@ -102,7 +102,7 @@ def _attend_chunk(
         low = max(0, tile - reach + 1)
         span = slice(low - first_key, tile_end - first_key)
         # Mask entry (i, j) is query tile + i and key low + j.
-        mask = torch.full((tile_end - tile, tile_end - low), -math.inf, dtype=q.dtype)
+        mask = torch.full((tile_end - tile, tile_end - low), -math.inf, dtype=q.dtype, device=q.device)
         hidden = mask.triu(tile - low + 1)
         if reach < length:
             hidden += mask.tril_(tile - low - reach)
@@ -154,7 +154,7 @@ def _attend_group(q: Tensor, cache: _Cache, group: list[_Decode], scale: float, 
     if rows == list(range(len(q))):
         _attend_rows(q, keys, values, scale, mask, out=out)
     else:
-        index = torch.tensor(rows)
+        index = torch.tensor(rows, device=q.device)
         selected = q.index_select(0, index)
         _attend_rows(selected, keys, values, scale, mask, out=selected)
         out.index_copy_(0, index, selected)
@@ -177,6 +177,7 @@ def _gather_group(cache: _Cache, group: list[_Decode], dtype: torch.dtype) -> tu
     starts = [decode.start % block_size for decode in group]
     ends = [decode.end - block * block_size for decode, block in zip(group, first_blocks, strict=True)]
     longest = max(ends)
+    device = cache.keys.device  # named, since a program may have set another default
     num_blocks = -(-longest // block_size)
 
     tables = cache.block_tables
@@ -184,7 +185,7 @@ def _gather_group(cache: _Cache, group: list[_Decode], dtype: torch.dtype) -> tu
     if sequences != list(range(len(tables))):
         tables = tables[sequences]
     if any(first_blocks):
-        columns = torch.tensor(first_blocks).unsqueeze(1) + torch.arange(num_blocks)
+        columns = torch.tensor(first_blocks, device=device).unsqueeze(1) + torch.arange(num_blocks, device=device)
         tables = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
     keys, values = cache.gather(tables[:, :num_blocks].flatten())
     shape = (len(group), num_blocks * block_size, *keys.shape[2:])
@@ -192,9 +193,9 @@ def _gather_group(cache: _Cache, group: list[_Decode], dtype: torch.dtype) -> tu
     if not any(starts) and min(ends) == longest:
         return keys, values, None
 
-    places = torch.arange(longest)
-    hidden = places >= torch.tensor(ends).unsqueeze(1)
+    places = torch.arange(longest, device=device)
+    hidden = places >= torch.tensor(ends, device=device).unsqueeze(1)
     if any(starts):
-        hidden |= places < torch.tensor(starts).unsqueeze(1)
-    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -math.inf)
+        hidden |= places < torch.tensor(starts, device=device).unsqueeze(1)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -math.inf)
     return keys, values, mask[:, None, None]

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from aserve_kernels import load
 from aserve_kernels.cases import OPERATIONS, make_inputs
 from aserve_kernels.check import TOLERANCES, assert_agree
 
@@ -96,3 +97,11 @@ def test_nothing_of_what_lies_behind_its_end_reaches_a_sequence(backend, shape):
     for cache in (inputs["k_cache"], inputs["v_cache"]):
         cache[~owned] = 1e30
     torch.testing.assert_close(backend.kernels.paged_attention(**inputs), expected)
+
+
+@pytest.mark.parametrize("shape", OPERATION.shapes, ids=str)
+def test_a_default_device_that_the_program_set_does_not_matter(reference, shape):
+    inputs = make_inputs(OPERATION, shape, dtype=torch.float32)
+    with torch.device("meta"):
+        result = load("cpu").paged_attention(**inputs)
+    torch.testing.assert_close(result, reference.paged_attention(**inputs))

@@ -10,7 +10,7 @@ import torch
 
 from aserve.core.config import ModelConfig
 from aserve.core.errors import ConfigError
-from aserve.runtime.device import choose_device, choose_dtype, choose_kernels
+from aserve.runtime.device import choose_device, choose_dtype, choose_kernels, choose_num_threads
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -85,3 +85,23 @@ def test_kernels() -> None:
         choose_kernels(config(kernels="triton"), CPU)
     with pytest.raises(ConfigError, match="--kernels cpu runs on cpu only, not on cuda"):
         choose_kernels(config(kernels="cpu"), CUDA)
+
+
+@pytest.mark.parametrize(
+    ("asked", "weight_bytes", "threads"),
+    [(None, 2**26 - 1, 1), (None, 2**26, torch.get_num_threads()), (5, 1, 5), (1, 2**40, 1), (64, 2**40, 64)],
+)
+def test_threads(asked: int | None, weight_bytes: int, threads: int) -> None:
+    config = ModelConfig(model="m", num_threads=asked)
+    assert choose_num_threads(config, torch.device("cpu"), weight_bytes) == threads
+
+
+def test_threads_on_a_gpu() -> None:
+    assert choose_num_threads(ModelConfig(model="m"), torch.device("cuda"), 2**40) is None
+    with pytest.raises(ConfigError, match="--num-threads is for the CPU, not for cuda"):
+        choose_num_threads(ModelConfig(model="m", num_threads=2), torch.device("cuda"), 2**40)
+
+
+def test_no_threads_at_all() -> None:
+    with pytest.raises(ConfigError, match="--num-threads must be at least 1, got 0"):
+        ModelConfig(model="m", num_threads=0)

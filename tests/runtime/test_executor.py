@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig, ModelConfig
 from aserve.core.errors import ConfigError
+from aserve.core.model_spec import ModelSpec
 from aserve.core.request import FinishReason, Request, SamplingParams
 from aserve.core.step import INVALID_TOKEN, NewSequence, ScheduledSequence, StepPlan
 from aserve.runtime import kv_cache
@@ -244,7 +246,6 @@ def test_capacity_and_defaults(make_executor: Any, caplog: pytest.LogCaptureFixt
 def test_parameters_in_the_summary_are_those_of_the_checkpoint(
     tiny_folder: Path, caplog: pytest.LogCaptureFixture, make_executor: Any
 ) -> None:
-    from aserve.core.model_spec import ModelSpec
     from aserve.runtime.executor import _num_parameters
 
     weights = load_file(tiny_folder / "model.safetensors")
@@ -266,6 +267,53 @@ def test_max_model_len_beyond_the_model(tiny_folder: Path) -> None:
     config = EngineConfig(model=ModelConfig(model="tiny", device="cpu", max_model_len=513))
     with pytest.raises(ConfigError, match="--max-model-len 513 is more than the model's context of 512 tokens"):
         build_executor(config, tiny_folder)
+
+
+@pytest.mark.parametrize("num_seqs", [10**9, 2 * 10**9])
+def test_more_slots_than_the_host_holds(make_executor: Any, num_seqs: int) -> None:
+    with pytest.raises(ConfigError, match=f"--max-num-seqs {num_seqs}: .* GiB of host memory do not hold the tables"):
+        make_executor(max_num_seqs=num_seqs)
+
+
+def test_memory_that_runs_out_at_the_end_of_the_start(make_executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("aserve.runtime.executor.ModelRunner", fail)
+    with pytest.raises(ConfigError, match="--max-num-seqs 32: "):
+        make_executor()
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, 1), (3, 3)])
+def test_threads_of_a_tiny_model(tiny_folder: Path, asked: int | None, used: int) -> None:
+    """The setting belongs to the thread that computes, so it has to be made there."""
+    seen: list[int] = []
+
+    def step_thread() -> None:
+        build_executor(EngineConfig(model=ModelConfig(model="tiny", device="cpu", num_threads=asked)), tiny_folder)
+        seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    thread = threading.Thread(target=step_thread)
+    thread.start()
+    thread.join()
+    torch.set_num_threads(before)
+    assert seen == [used]
+
+
+def test_the_config_is_read_once(make_executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Path] = []
+    read = ModelSpec.from_folder
+    monkeypatch.setattr(ModelSpec, "from_folder", lambda folder: calls.append(folder) or read(folder))
+    make_executor()
+    assert len(calls) == 1
+
+
+def test_a_default_device_that_the_program_set_does_not_matter(
+    make_executor: Any, drive: Any, expected: list[list[int]]
+) -> None:
+    with torch.device("meta"):
+        assert drive(make_executor(max_batch_tokens=40), make_requests(GREEDY)).token_ids == expected
 
 
 def test_progress_reaches_the_end(tiny_folder: Path) -> None:
