@@ -1,7 +1,7 @@
 """What a client asks for, as frozen values: sampling parameters, one sequence's request, one user's request.
 
 A ``GenerationRequest`` is what a user sent (one prompt, ``n`` choices); the engine turns it into ``n`` ``Request``s,
-which are all the scheduler ever sees. Values are validated by the server or the embedding caller, not here.
+which are all the scheduler ever sees. Values are validated when they enter the engine, not here.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 from aserve.core.capacity import Capacity
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.request import GenerationRequest
+from aserve.engine.limits import check_request
 from aserve.scheduler import SchedulerStats
 
 
@@ -36,19 +37,20 @@ def fit(capacity: Capacity, num_prompt_tokens: int, max_tokens: int | None, *, p
     return room if max_tokens is None else min(max_tokens, room)
 
 
-def validate(request: GenerationRequest, capacity: Capacity, vocab_size: int, max_queue: int) -> None:
-    """Refuse what would break the step loop or could never run. Raises InvalidRequestError, ContextLengthError.
+def max_sequences(capacity: Capacity, max_queue: int) -> int:
+    """How many sequences an engine can hold, running and waiting."""
+    return max_queue + capacity.max_num_seqs
 
-    Ranges of sampling parameters are the business of whoever read them; here is what the thread relies on.
-    """
+
+def validate(request: GenerationRequest, capacity: Capacity, vocab_size: int, max_queue: int) -> None:
+    """Refuse what would break the step loop or could never run. Raises InvalidRequestError, ContextLengthError."""
+    check_request(request)
     prompt, sampling = request.prompt_token_ids, request.sampling
     if not prompt:
         raise InvalidRequestError("the prompt is empty: it needs at least one token", param="prompt")
-    if sampling.max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens must be at least 1, got {sampling.max_tokens}", param="max_tokens")
-    most = max_queue + capacity.max_num_seqs
-    if not 1 <= request.n <= most:
-        raise InvalidRequestError(f"n must lie between 1 and {most} here, got {request.n}", param="n")
+    most = max_sequences(capacity, max_queue)
+    if request.n > most:
+        raise InvalidRequestError(f"n must be between 1 and {most} here; got {request.n}", param="n")
     if fit(capacity, len(prompt), sampling.max_tokens, param="prompt") != sampling.max_tokens:
         raise ContextLengthError(
             f"the prompt of {len(prompt)} tokens and max_tokens {sampling.max_tokens} exceed the {capacity.max_length} "

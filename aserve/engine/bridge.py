@@ -22,13 +22,12 @@ from sniffio import current_async_library_cvar
 
 from aserve.core.errors import AserveError, EngineDeadError
 from aserve.core.request import RequestId
+from aserve.engine.lifecycle import ENGINE_DEAD
 from aserve.engine.mailbox import Mailbox
 from aserve.engine.messages import Command, Failed, LifeSign, Message, StepReport
 from aserve.engine.stats import StatsRecorder
 
 logger = logging.getLogger(__name__)
-
-ENGINE_DEAD = "the engine has failed and serves no more requests"
 
 
 class CommandQueue:
@@ -70,10 +69,15 @@ class EventRouter:
     after their request has left; they are dropped and counted.
     """
 
-    def __init__(self, recorder: StatsRecorder, on_life_sign: Callable[[LifeSign], None]) -> None:
+    def __init__(
+        self, recorder: StatsRecorder, on_life_sign: Callable[[LifeSign], None], on_fault: Callable[[], None]
+    ) -> None:
+        """``on_fault`` is called, once, if reports cannot be delivered: what makes them is to stop."""
         self._call_soon = _native_call_soon()
         self._recorder = recorder
         self._on_life_sign = on_life_sign
+        self._on_fault = on_fault
+        self._is_faulty = False
         self._messages: deque[Message] = deque()
         self._armed = False
         self.is_closed = False
@@ -81,7 +85,7 @@ class EventRouter:
         self._after_report: anyio.Event | None = None
         self.report: StepReport | None = None
         self.progress_s = anyio.current_time()
-        """When a step last completed, or when work last came to an idle engine."""
+        """When a step last completed, the scheduler was last seen empty, or work last came to an idle engine."""
 
     # -- on the thread -----------------------------------------------------------------------------------------------
 
@@ -113,20 +117,21 @@ class EventRouter:
         return request_id in self._routes
 
     def register(self, request_id: RequestId, mailbox: Mailbox) -> None:
-        if not self._routes:
-            self.progress_s = anyio.current_time()
         self._routes[request_id] = mailbox
 
     def unregister(self, request_id: RequestId) -> bool:
         """Forget a sequence; True if it had not finished. Idempotent."""
         return self._routes.pop(request_id, None) is not None
 
-    def close_all(self, make_error: Callable[[], AserveError]) -> None:
-        """Close every registered mailbox, each once, and forget them all."""
-        mailboxes = dict.fromkeys(self._routes.values())  # n choices share one
-        self._routes.clear()
-        for mailbox in mailboxes:
+    def close_mailboxes(self, make_error: Callable[[], AserveError]) -> None:
+        """Close every registered mailbox, each once; they stay registered until their readers have left."""
+        for mailbox in dict.fromkeys(self._routes.values()):  # n choices share one
             mailbox.close(make_error())
+
+    def close_all(self, make_error: Callable[[], AserveError]) -> None:
+        """Close every registered mailbox and forget them all; for when nothing runs any more."""
+        self.close_mailboxes(make_error)
+        self._routes.clear()
         self._wake_waiters()
 
     def close(self) -> None:
@@ -151,15 +156,24 @@ class EventRouter:
         while self._messages:
             message = self._messages.popleft()
             if isinstance(message, StepReport):
-                try:
-                    self._route(message)
-                except Exception as error:  # a fault of ours: without this every request would wait for ever
-                    logger.exception("tokens cannot be delivered; no request can be served any more")
-                    message = Failed(error)
-            if not isinstance(message, StepReport):
-                self._on_life_sign(message)
-            if isinstance(message, Failed):
-                self.close_all(lambda: EngineDeadError(ENGINE_DEAD))
+                if not self._is_faulty:
+                    self._deliver_report(message)
+                continue
+            self._receive(message)
+
+    def _deliver_report(self, report: StepReport) -> None:
+        try:
+            self._route(report)
+        except Exception as error:  # a fault of ours: without this every request would wait for ever
+            logger.exception("tokens cannot be delivered; no request can be served any more")
+            self._is_faulty = True
+            self._receive(Failed(error))
+            self._on_fault()
+
+    def _receive(self, sign: LifeSign) -> None:
+        self._on_life_sign(sign)
+        if isinstance(sign, Failed):
+            self.close_all(lambda: EngineDeadError(ENGINE_DEAD))
 
     def _route(self, report: StepReport) -> None:
         now_s = anyio.current_time()
@@ -188,7 +202,7 @@ class EventRouter:
             mailbox.put(event, now_s)
         for last_s, num_tokens in gaps.items():
             self._recorder.inter_token.observe(now_s - last_s, num_tokens)
-        if self.report is None or report.num_steps != self.report.num_steps:
+        if self.report is None or report.num_steps != self.report.num_steps or report.is_empty:
             self.progress_s = now_s
         self.report = report
         self._recorder.note_events(len(report.events), num_late, num_finished, now_s)

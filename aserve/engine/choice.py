@@ -62,7 +62,7 @@ class Choice:
             if matched:
                 reason = FinishReason.STOP
                 shown = shown[:num_used]
-                self.num_tokens += num_used
+                self.num_tokens += min(num_used, len(events))
             else:
                 self.num_tokens += len(events)
         self.finish_reason = reason
@@ -78,7 +78,10 @@ class Choice:
     def _push_matching(
         self, events: Sequence[TokenEvent], matcher: StopMatcher, *, ends: bool
     ) -> tuple[str, int, bool]:
-        """Returns the text that may be shown, how many events it took, and whether a stop string ended it."""
+        """Returns the text that may be shown, how many events it took, and whether a stop string ended it.
+
+        One more than there are if the match needed the end: the token that was the end was generated, too.
+        """
         parts: list[str] = []
         for num_used, event in enumerate(events, start=1):
             text, matched = matcher.push(self._detokenizer.push((event.token_id,)))
@@ -89,6 +92,6 @@ class Choice:
             text, matched = matcher.push(self._detokenizer.finish())
             parts.append(text)
             if matched:
-                return "".join(parts), len(events), True
+                return "".join(parts), len(events) + 1, True
             parts.append(matcher.finish())
         return "".join(parts), len(events), False

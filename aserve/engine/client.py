@@ -26,8 +26,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    def release(self, request_ids: Iterable[RequestId]) -> int:
-        """Forget these sequences and cancel those that have not finished; returns how many that were.
+    def release(self, request_ids: Iterable[RequestId]) -> None:
+        """Forget these sequences and cancel those that have not finished.
 
         Never raises, never waits, idempotent.
         """

@@ -19,7 +19,7 @@ import anyio
 
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig
-from aserve.core.errors import EngineDrainingError
+from aserve.core.errors import AserveError, EngineDrainingError
 from aserve.core.request import GenerationRequest
 from aserve.core.step import StepExecutor
 from aserve.engine import admission
@@ -28,7 +28,7 @@ from aserve.engine.generation import Generation
 from aserve.engine.lifecycle import Lifecycle, Status
 from aserve.engine.local_client import LocalClient
 from aserve.engine.messages import Stop
-from aserve.engine.options import GenerationOptions, check_options, make_request
+from aserve.engine.options import GenerationOptions, as_token_ids, check_options, make_request
 from aserve.engine.prompts import PromptEncoder
 from aserve.engine.stats import EngineStats, StatsRecorder
 from aserve.engine.step_loop import run_steps
@@ -80,8 +80,13 @@ class Engine:
 
     @property
     def status(self) -> Status:
-        """``running``, ``draining`` (nothing new is admitted) or ``dead`` (the step loop has failed)."""
+        """``running``, ``draining`` (nothing new is admitted), ``closed`` (left) or ``dead`` (the step loop failed)."""
         return self._lifecycle.status
+
+    @property
+    def max_sequences(self) -> int:
+        """How many sequences fit at most, running and waiting; a request for more can never be admitted."""
+        return self._client.max_sequences
 
     @property
     def failure(self) -> BaseException | None:
@@ -94,16 +99,24 @@ class Engine:
 
     def start_draining(self, retry_after_s: float = RETRY_AFTER_DRAIN_S) -> None:
         """Admit nothing new from now on; what runs goes on. Idempotent."""
-        self._lifecycle.retry_after_s = retry_after_s
+        self._lifecycle.start_draining(retry_after_s)
 
     async def wait_idle(self) -> None:
         """Wait until every request has finished or left, and the scheduler holds nothing any more."""
         while not self._client.is_idle:
             await self._router.wait_report()
 
+    def close_all(self, make_error: Callable[[], AserveError]) -> None:
+        """Close every generation that still waits for tokens, each with an error of its own; what waits wakes up.
+
+        Synchronous and idempotent. The readers leave and so cancel; ``wait_idle`` waits for that. An answer whose
+        tokens have all come stays readable. Nothing is refused by this: see ``start_draining``.
+        """
+        self._router.close_mailboxes(make_error)
+
     def stalled(self, after_s: float) -> bool:
-        """Whether there is work and no step has completed for this long."""
-        return self._router.num_unfinished > 0 and anyio.current_time() - self._router.progress_s > after_s
+        """Whether there is work, commands that the step thread has not taken included, and no step for this long."""
+        return not self._client.is_idle and anyio.current_time() - self._router.progress_s > after_s
 
     def stats(self) -> EngineStats:
         """The numbers of this moment."""
@@ -170,20 +183,20 @@ class Engine:
         **options: Unpack[GenerationOptions],
     ) -> ChatStream:
         """Answer a conversation in the OpenAI form. Raises InvalidRequestError for options; else nothing before use."""
-        check_options(options)
+        checked = check_options(options)
         encode = partial(self.encode_chat, messages, **(template_options or {}))
-        return ChatStream(partial(self._prepare, encode, options))
+        return ChatStream(partial(self._prepare, encode, checked))
 
     def complete(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> ChatStream:
         """Continue a text, or token ids. Raises InvalidRequestError for options; else nothing before use."""
-        check_options(options)
+        checked = check_options(options)
 
         async def encode() -> list[int]:
-            return await self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            return await self.encode(prompt) if isinstance(prompt, str) else as_token_ids(prompt)
 
-        return ChatStream(partial(self._prepare, encode, options))
+        return ChatStream(partial(self._prepare, encode, checked))
 
-    async def _prepare(self, encode: Callable[[], Any], options: GenerationOptions) -> Generation:
+    async def _prepare(self, encode: Callable[[], Any], options: dict[str, Any]) -> Generation:
         ids: list[int] = await encode()
         request = make_request(
             options,
@@ -223,7 +236,7 @@ async def run_engine(
         whatever ``executor_factory`` raised, unchanged.
     """
     recorder, lifecycle, commands = StatsRecorder(), Lifecycle(), CommandQueue()
-    router = EventRouter(recorder, lifecycle.receive)
+    router = EventRouter(recorder, lifecycle.receive, on_fault=partial(commands.put, Stop()))
     make_scheduler = partial(_make_scheduler, config)
     thread = StepThread(
         partial(
@@ -257,7 +270,7 @@ async def run_engine(
             recorder=recorder,
         )
     finally:
-        lifecycle.retry_after_s = RETRY_AFTER_DRAIN_S
+        lifecycle.close()
         commands.put(Stop())
         router.close_all(lambda: EngineDrainingError("the server is shutting down", retry_after_s=RETRY_AFTER_DRAIN_S))
         if lifecycle.has_started:

@@ -61,7 +61,10 @@ class Generation:
 
     @property
     def num_completion_tokens(self) -> int:
-        """Tokens of all choices that were read so far; stop tokens count, what follows a stop string does not."""
+        """Tokens generated for all choices and read so far.
+
+        The stop token that ends a choice counts, though no delta shows it; what follows a stop string does not.
+        """
         return sum(choice.num_tokens for choice in self._choices.values())
 
     @property
@@ -95,13 +98,19 @@ class Generation:
             raise RuntimeError("a generation can be entered once")
         await checkpoint_if_cancelled()  # before anything is registered: from here to the return nothing awaits
         request = self.request
-        for index in range(request.n):
-            detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
-            matcher = StopMatcher(request.stop, request.include_stop) if request.stop else None
-            self._choices[sequence_id(request.request_id, index)] = Choice(index, detokenizer, matcher)
-        self._client.submit(request, self._mailbox)
+        self._client.submit(request, self._mailbox)  # first, since it checks the request
+        try:
+            self._choices = {sequence_id(request.request_id, i): self._new_choice(i) for i in range(request.n)}
+        except BaseException:
+            self._release(sequence_id(request.request_id, i) for i in range(request.n))
+            raise
         self._state = "open"
         return self
+
+    def _new_choice(self, index: int) -> Choice:
+        request = self.request
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        return Choice(index, detokenizer, StopMatcher(request.stop, request.include_stop) if request.stop else None)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -120,18 +129,18 @@ class Generation:
         if self._state != "open":
             return
         self._state = "left"
-        num_cancelled = self._release(self._choices)
+        self._release(self._choices)
         if self._num_open:
             self._mailbox.close(GenerationClosedError("the request has been left"))
-        self._note_outcome(num_cancelled)
+        self._note_outcome()
 
     def leave_soon(self) -> None:
         """``leave`` on the event loop, soon; for finalisers, which may run anywhere."""
         self._client.call_soon(self.leave)
 
-    def _release(self, request_ids: Iterable[RequestId]) -> int:
+    def _release(self, request_ids: Iterable[RequestId]) -> None:
         """The one way out for sequences, finished or not."""
-        return self._client.release(request_ids)
+        self._client.release(request_ids)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +193,7 @@ class Generation:
 
     # -- numbers -----------------------------------------------------------------------------------------------------
 
-    def _note_outcome(self, num_cancelled: int) -> None:
+    def _note_outcome(self) -> None:
         recorder, mailbox = self._recorder, self._mailbox
         reasons = self.finish_reasons
         outcome: Outcome
@@ -197,8 +206,8 @@ class Generation:
         else:
             outcome = "cancelled"
         recorder.num_requests[outcome] += 1
-        if num_cancelled:
-            recorder.num_cancelled_tokens += sum(c.num_tokens for c in self._choices.values() if not c.finish_reason)
+        num_complete = sum(choice.num_tokens for choice in self._choices.values() if choice.finish_reason)
+        recorder.num_cancelled_tokens += mailbox.num_events - num_complete
 
 
 def _by_sequence(events: list[TokenEvent]) -> dict[RequestId, list[TokenEvent]]:

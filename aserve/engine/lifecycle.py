@@ -1,4 +1,4 @@
-"""How the engine is: loading, running, draining or dead; and who waits for a change of that.
+"""How the engine is: loading, running, draining, closed or dead; and who waits for a change of that.
 
 Fed by the router with the step thread's life signs, read by the engine and the local client. On the event loop only.
 """
@@ -10,9 +10,12 @@ from typing import Literal
 import anyio
 
 from aserve.core.capacity import Capacity
+from aserve.core.errors import EngineDeadError, EngineDrainingError
 from aserve.engine.messages import Failed, LifeSign, Loaded, Stopped
 
-Status = Literal["running", "draining", "dead"]
+Status = Literal["running", "draining", "closed", "dead"]
+
+ENGINE_DEAD = "the engine has failed and serves no more requests"
 
 
 class Lifecycle:
@@ -21,7 +24,8 @@ class Lifecycle:
     def __init__(self) -> None:
         self.capacity: Capacity | None = None
         self.failure: BaseException | None = None
-        self.retry_after_s: float | None = None  # set: draining
+        self._retry_after_s: float | None = None  # set: draining
+        self._is_closed = False
         self._started = anyio.Event()
         self._dead = anyio.Event()
         self._stopped = anyio.Event()
@@ -38,11 +42,33 @@ class Lifecycle:
             case Stopped():
                 self._stopped.set()
 
+    def start_draining(self, retry_after_s: float) -> None:
+        self._retry_after_s = retry_after_s
+
+    def close(self) -> None:
+        """Its scope is being left: nothing will ever run here again."""
+        self._is_closed = True
+
     @property
     def status(self) -> Status:
         if self.failure is not None:
             return "dead"
-        return "running" if self.retry_after_s is None else "draining"
+        if self._is_closed:
+            return "closed"
+        return "running" if self._retry_after_s is None else "draining"
+
+    def refuse_unless_running(self) -> None:
+        """Raise EngineDeadError or EngineDrainingError if nothing is admitted (any more)."""
+        match self.status:
+            case "running":
+                return
+            case "draining":
+                text = "the server is shutting down and takes no new requests"
+                raise EngineDrainingError(text, retry_after_s=self._retry_after_s)
+            case "closed":
+                raise EngineDrainingError("the engine has been closed and serves no more requests")
+            case "dead":
+                raise EngineDeadError(ENGINE_DEAD)
 
     @property
     def has_started(self) -> bool:

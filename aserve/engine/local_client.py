@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 import anyio
 
 from aserve.core.capacity import Capacity
-from aserve.core.errors import EngineDeadError, EngineDrainingError, InvalidRequestError, QueueFullError
+from aserve.core.errors import InvalidRequestError, QueueFullError
 from aserve.core.request import GenerationRequest, RequestId
-from aserve.engine.admission import num_too_many, validate
-from aserve.engine.bridge import ENGINE_DEAD, CommandQueue, EventRouter
+from aserve.engine.admission import max_sequences, num_too_many, validate
+from aserve.engine.bridge import CommandQueue, EventRouter
 from aserve.engine.lifecycle import Lifecycle
 from aserve.engine.mailbox import Mailbox
 from aserve.engine.messages import Cancel, Submit
@@ -42,12 +42,13 @@ class LocalClient:
         self._capacity = capacity
         self._vocab_size = vocab_size
         self._max_queue = max_queue
+        self.max_sequences = max_sequences(capacity, max_queue)
         # Requests that come and go within one step leave commands and no registration: this bounds those.
-        self._max_commands = 2 * (max_queue + capacity.max_num_seqs)
+        self._max_commands = 2 * self.max_sequences
         self._num_arrivals = 0
 
     def submit(self, request: GenerationRequest, mailbox: Mailbox) -> None:
-        self._refuse_unless_running()
+        self._lifecycle.refuse_unless_running()
         validate(request, self._capacity, self._vocab_size, self._max_queue)
         self._refuse_if_full(request)
         sequences = expand(request, self._num_arrivals)
@@ -55,16 +56,17 @@ class LocalClient:
             raise InvalidRequestError(f"a request with the id {request.request_id!r} is running already")
         self._num_arrivals += len(sequences)
         mailbox.submitted_s = anyio.current_time()
+        if self.is_idle:
+            self._router.progress_s = mailbox.submitted_s
         for sequence in sequences:
             self._router.register(sequence.request_id, mailbox)
         self._commands.put(Submit(sequences))
         self._recorder.num_prompt_tokens += len(request.prompt_token_ids)
 
-    def release(self, request_ids: Iterable[RequestId]) -> int:
+    def release(self, request_ids: Iterable[RequestId]) -> None:
         unfinished = tuple(i for i in request_ids if self._router.unregister(i))
         if unfinished:
             self._commands.put(Cancel(unfinished))
-        return len(unfinished)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         self._router.call_soon(callback)
@@ -77,17 +79,7 @@ class LocalClient:
         report = self._router.report
         if self._lifecycle.failure is not None or report is None or self._router.is_closed:
             return True
-        stats = report.scheduler
-        left = stats.num_running + stats.num_waiting + stats.num_used_blocks
-        return report.num_commands == self._commands.num_put and not left
-
-    def _refuse_unless_running(self) -> None:
-        if self._lifecycle.failure is not None:
-            raise EngineDeadError(ENGINE_DEAD)
-        if self._lifecycle.retry_after_s is not None:
-            raise EngineDrainingError(
-                "the server is shutting down and takes no new requests", retry_after_s=self._lifecycle.retry_after_s
-            )
+        return report.is_empty and report.num_commands == self._commands.num_put
 
     def _refuse_if_full(self, request: GenerationRequest) -> None:
         report = self._router.report

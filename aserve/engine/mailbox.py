@@ -18,16 +18,22 @@ from aserve.core.step import TokenEvent
 class Mailbox:
     """Events of one request, and when they came (seconds of ``anyio.current_time()``)."""
 
-    __slots__ = ("_events", "_make_event", "_wakeup", "admitted_s", "error", "last_s", "submitted_s")
+    __slots__ = ("_events", "_make_event", "_num_gone", "_wakeup", "admitted_s", "error", "last_s", "submitted_s")
 
     def __init__(self) -> None:
         self._events: list[TokenEvent] = []
+        self._num_gone = 0
         self._wakeup: anyio.Event | None = None
         self._make_event: Callable[[], anyio.Event] | None = None
         self.error: AserveError | None = None
         self.submitted_s = 0.0
         self.admitted_s: float | None = None
         self.last_s: float | None = None
+
+    @property
+    def num_events(self) -> int:
+        """All that were ever put, read or not."""
+        return self._num_gone + len(self._events)
 
     def put(self, event: TokenEvent, now_s: float) -> None:
         """Append an event and wake the reader. Never waits, never raises."""
@@ -42,6 +48,7 @@ class Mailbox:
         if self.error is not None:
             return
         self.error = error
+        self._num_gone += len(self._events)
         self._events.clear()
         if self._wakeup is not None:
             self._wakeup.set()
@@ -57,6 +64,7 @@ class Mailbox:
                 raise self.error.with_traceback(None)
             if self._events:
                 events, self._events = self._events, []
+                self._num_gone += len(events)
                 return events
             if self._wakeup is None:
                 self._wakeup = self._new_event()

@@ -54,6 +54,12 @@ class StepReport(NamedTuple):
     busy_s: float
     wait_s: float
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the scheduler held nothing any more."""
+        stats = self.scheduler
+        return not (stats.num_running or stats.num_waiting or stats.num_used_blocks)
+
 
 class Loaded(NamedTuple):
     """The executor is there and the loop begins."""

@@ -5,61 +5,55 @@ For programs that embed the engine; the HTTP server has its own wire models and 
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import index
 from typing import Any, TypedDict, cast
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.request import GenerationRequest, SamplingParams
+from aserve.engine.limits import (
+    FLAGS,
+    NUMBERS,
+    check_bias,
+    check_flag,
+    check_number,
+    check_stop_strings,
+    check_token_ids,
+    check_type,
+)
 
 
 class GenerationOptions(TypedDict, total=False):
-    """What may be said about an answer; whatever is not said has the default of the model, then of SamplingParams.
+    """What may be said about an answer; what is absent or None has the default of the model, then of SamplingParams.
 
     ``max_tokens`` is cut to the room that the context leaves, and is all of it by default. ``seed`` is random by
     default. ``stop_token_ids`` come on top of the model's own end-of-text ids, which ``ignore_eos`` leaves out.
     """
 
     max_tokens: int | None
-    min_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
+    min_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
     seed: int | None
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    logit_bias: Mapping[int, float]
-    stop_token_ids: Sequence[int]
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    stop_token_ids: Sequence[int] | None
     num_logprobs: int | None
-    ignore_eos: bool
-    n: int
-    stop: str | Sequence[str]
-    include_stop: bool
-    skip_special_tokens: bool
-    priority: int
-    cache_salt: bytes
+    ignore_eos: bool | None
+    n: int | None
+    stop: str | Sequence[str] | None
+    include_stop: bool | None
+    skip_special_tokens: bool | None
+    priority: int | None
+    cache_salt: bytes | None
 
 
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "max_tokens": (1, math.inf),
-    "min_tokens": (0, math.inf),
-    "temperature": (0, math.inf),
-    "top_k": (0, math.inf),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "seed": (0, 2**64 - 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (1e-9, math.inf),
-    "num_logprobs": (0, 20),
-    "n": (1, math.inf),
-}
-_INTEGERS = {"max_tokens", "min_tokens", "top_k", "seed", "num_logprobs", "n"}
 _SAMPLING = (
-    "min_tokens",
     "temperature",
     "top_k",
     "top_p",
@@ -71,33 +65,47 @@ _SAMPLING = (
 )
 
 
-def check_options(options: GenerationOptions) -> None:
-    """Raise TypeError for an option that does not exist, InvalidRequestError for a value out of range."""
+def check_options(options: GenerationOptions) -> dict[str, Any]:
+    """Return the options that say something: None is the same as absent.
+
+    Raises TypeError for an option that does not exist, InvalidRequestError for a value of wrong type or out of range.
+    """
     for name in options:
         if name not in GenerationOptions.__annotations__:
             raise TypeError(f"{name!r} is no option of an answer")
-    for name, (low, high) in _RANGES.items():
-        value = options.get(name)
-        if value is None:
-            continue
-        kind = int if name in _INTEGERS else int | float
-        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high or value == math.inf:
-            limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-            number = "an integer" if name in _INTEGERS else "a number"
-            raise InvalidRequestError(f"{name} must be {number}, {limits}; got {value!r}", param=name)
-    if not all(math.isfinite(value) for value in options.get("logit_bias", {}).values()):
-        raise InvalidRequestError("logit_bias must hold finite numbers", param="logit_bias")
-    if not all(_stop_strings(options)):
-        raise InvalidRequestError("a stop string must not be empty", param="stop")
+    given = {name: value for name, value in cast(dict[str, Any], options).items() if value is not None}
+    for name, value in given.items():
+        if name in NUMBERS:
+            check_number(name, value)
+        elif name in FLAGS:
+            check_flag(name, value)
+    check_type("cache_salt", given.get("cache_salt", b""), bytes, "bytes")
+    check_type("logit_bias", given.get("logit_bias", {}), Mapping, "a mapping of token ids to numbers")
+    check_bias(given.get("logit_bias", {}).items())
+    for name in ("stop", "stop_token_ids"):
+        check_type(name, given.get(name, ()), Collection, "one or several" if name == "stop" else "token ids")
+    check_token_ids("stop_token_ids", given.get("stop_token_ids", ()))
+    check_stop_strings(_stop_strings(given))
+    return given
 
 
-def _stop_strings(options: GenerationOptions) -> tuple[str, ...]:
+def as_token_ids(prompt: Iterable[Any]) -> list[int]:
+    """Return a prompt's ids as plain integers, numpy's included. Raises InvalidRequestError."""
+    try:
+        return [index(token_id) for token_id in prompt]
+    except TypeError as error:
+        raise InvalidRequestError(
+            "the prompt must be a text or token ids, which are integers", param="prompt"
+        ) from error
+
+
+def _stop_strings(options: Mapping[str, Any]) -> tuple[str, ...]:
     stop = options.get("stop", ())
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 def make_request(
-    options: GenerationOptions,
+    options: Mapping[str, Any],
     *,
     request_id: str,
     prompt_token_ids: Sequence[int],
@@ -105,10 +113,9 @@ def make_request(
     end_token_ids: Sequence[int],
     defaults: Mapping[str, float | int],
 ) -> GenerationRequest:
-    """Build the request; ``options`` have been checked, ``max_tokens`` fits."""
-    check_options(options)
-    given = cast(dict[str, Any], options)
-    sampling: dict[str, Any] = {**defaults, **{name: given[name] for name in _SAMPLING if name in given}}
+    """Build the request; ``options`` come from ``check_options``, ``max_tokens`` fits. ``min_tokens`` is cut to it."""
+    sampling: dict[str, Any] = {**defaults, **{name: options[name] for name in _SAMPLING if name in options}}
+    sampling["min_tokens"] = min(options.get("min_tokens", 0), max_tokens)
     seed = options.get("seed")
     ends = set(options.get("stop_token_ids", ()))
     if not options.get("ignore_eos", False):

@@ -66,14 +66,15 @@ class EngineStats:
         num_rejected: requests refused because the queue was full.
         num_prompt_tokens: of all requests that were submitted, each prompt once.
         num_generated_tokens: all that the executor sampled, those nobody read included.
-        num_cancelled_tokens: those generated for choices that were left unfinished.
-        num_late_events: events that came after their request had left.
+        num_cancelled_tokens: those of no complete answer: generated for choices that were left, closed or failed
+            before their end was read, or after a stop string; whether they were read, unread or came late.
+        num_late_events: the part of them that came after their choice had left.
         num_prefix_queries: prompt tokens looked up in the prefix cache, ``num_prefix_hits`` of them found.
         busy_s: seconds the step thread was not asleep.
         wait_s: the part of them spent waiting for steps (on the CPU: computing them).
-        last_step_age_s: seconds since a step completed or work came to an idle engine.
+        last_step_age_s: seconds since a step completed, or an engine without work was seen or given some.
         time_to_first_token_s: from submission to the first token.
-        inter_token_s: between steps that brought a request tokens.
+        inter_token_s: between two steps that brought a request tokens, all its choices together.
         queue_s: from submission until the first choice ran.
         end_to_end_s: from submission until the last choice had finished.
     """
@@ -121,6 +122,7 @@ class StatsRecorder:
         """Count one report's events."""
         self.num_generated_tokens += num_events
         self.num_late_events += num_late
+        self.num_cancelled_tokens += num_late
         if num_finished:
             self._finished_s.extend([now_s] * num_finished)
 

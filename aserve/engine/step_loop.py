@@ -15,12 +15,9 @@ from aserve.core.capacity import Capacity
 from aserve.core.request import RequestId
 from aserve.core.step import StepExecutor, TokenEvent
 from aserve.engine.messages import Cancel, Command, Failed, Loaded, Message, StepReport, Stop, Stopped, Submit
-from aserve.scheduler import Scheduler, check
+from aserve.scheduler import Scheduler, check_idle
 
 logger = logging.getLogger(__name__)
-
-CHECK_SHARE = 0.01
-"""The invariant check costs O(blocks), so it may take this share of the time at most."""
 
 
 class TakeCommands(Protocol):
@@ -53,7 +50,6 @@ class StepLoop:
         self._num_steps = 0
         self._busy_s = 0.0
         self._wait_s = 0.0
-        self._next_check_s = clock()
 
     def run(self) -> None:
         while self.turn():
@@ -78,7 +74,7 @@ class StepLoop:
         elif self._scheduler.has_work:
             raise RuntimeError("S7: there is work, nothing in flight, and no plan")
         else:
-            self._check()
+            check_idle(self._scheduler)
         self._busy_s += self._clock() - started_s
         return True
 
@@ -121,13 +117,6 @@ class StepLoop:
         self._num_in_flight -= 1
         self._num_steps += 1
         return self._scheduler.commit(result)
-
-    def _check(self) -> None:
-        started_s = self._clock()
-        if started_s >= self._next_check_s:
-            check(self._scheduler)
-            ended_s = self._clock()
-            self._next_check_s = ended_s + (ended_s - started_s) / CHECK_SHARE
 
 
 def run_steps(

@@ -23,7 +23,7 @@ from aserve.engine.engine import Engine, run_engine
 from aserve.engine.generation import Generation
 from aserve.engine.lifecycle import Lifecycle
 from aserve.engine.local_client import LocalClient
-from aserve.engine.messages import Failed, Loaded
+from aserve.engine.messages import Failed, Loaded, Stop
 from aserve.engine.stats import StatsRecorder
 from aserve.engine.step_loop import StepLoop
 from aserve.scheduler import Scheduler, check
@@ -74,7 +74,7 @@ class ManualEngine:
 
     def __init__(self, executor: StepExecutor, max_queue: int = 100):
         self.recorder, self.lifecycle, self.commands = StatsRecorder(), Lifecycle(), CommandQueue()
-        self.router = EventRouter(self.recorder, self.lifecycle.receive)
+        self.router = EventRouter(self.recorder, self.lifecycle.receive, lambda: self.commands.put(Stop()))
         self.tokenizer = ByteTokenizer()
         self.scheduler = Scheduler(executor.capacity)
         self.client = LocalClient(

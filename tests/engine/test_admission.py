@@ -137,7 +137,8 @@ def test_what_does_not_fit_is_told_with_both_numbers(capacity, changes, num_prom
 
 
 def test_waiting_sequences_take_the_free_places_first(capacity):
-    stats = SchedulerStats(1, 1, 4, 64, 0, 0, 0, 0)
+    nothing = SchedulerStats(*[0] * len(SchedulerStats._fields))
+    stats = nothing._replace(num_running=1, num_waiting=1, num_used_blocks=4, num_blocks=64)
     free = replace_waiting(stats, 0)
     asked = {"max_queue": 1, "num_unfinished": 2, "num_new": 1, "num_prompt_tokens": 3}
     assert num_too_many(stats, capacity, **asked) == 1

@@ -12,13 +12,18 @@ from aserve.core.request import FinishReason
 from aserve.core.step import TokenEvent
 from aserve.engine.bridge import CommandQueue, EventRouter, StepThread
 from aserve.engine.mailbox import Mailbox
-from aserve.engine.messages import Cancel, Failed, Loaded, StepReport, Stop
+from aserve.engine.messages import Cancel, Failed, Loaded, StepReport, Stop, Stopped
 from aserve.engine.stats import StatsRecorder
 from aserve.scheduler import SchedulerStats
 
 
-def report(*events, admitted=(), num_steps=1):
-    return StepReport(tuple(events), admitted, SchedulerStats(0, 0, 0, 0, 0, 0, 0, 0), 0, num_steps, 0.0, 0.0)
+def report(*events, admitted=(), num_steps=1, num_running=0):
+    stats = SchedulerStats(*[0] * len(SchedulerStats._fields))._replace(num_running=num_running)
+    return StepReport(tuple(events), admitted, stats, 0, num_steps, 0.0, 0.0)
+
+
+def no_fault():
+    raise AssertionError("a fault where none was expected")
 
 
 def event(request_id, token_id, reason=None):
@@ -47,7 +52,7 @@ def test_a_thread_that_has_nothing_to_do_sleeps_until_a_command():
 @pytest.mark.anyio
 class TestEventRouter:
     async def test_events_go_to_their_mailbox(self, deliver_all):
-        router = EventRouter(StatsRecorder(), lambda sign: None)
+        router = EventRouter(StatsRecorder(), lambda sign: None, no_fault)
         one, two = Mailbox(), Mailbox()
         router.register("a-0", one)
         router.register("b-0", two)
@@ -57,7 +62,7 @@ class TestEventRouter:
         assert [e.token_id for e in await two.take()] == [2]
 
     async def test_one_wake_up_for_all_that_was_published_before_the_loop_looks(self):
-        router = EventRouter(StatsRecorder(), lambda sign: None)
+        router = EventRouter(StatsRecorder(), lambda sign: None, no_fault)
         wake_ups, schedule = [], router._call_soon
         router._call_soon = lambda callback: (wake_ups.append(1), schedule(callback))
         mailbox = Mailbox()
@@ -72,7 +77,7 @@ class TestEventRouter:
 
     async def test_the_last_event_ends_the_registration(self, deliver_all):
         recorder = StatsRecorder()
-        router = EventRouter(recorder, lambda sign: None)
+        router = EventRouter(recorder, lambda sign: None, no_fault)
         router.register("a-0", Mailbox())
         router.publish(report(event("a-0", 1, FinishReason.LENGTH)))
         await deliver_all()
@@ -81,7 +86,7 @@ class TestEventRouter:
 
     async def test_late_events_are_dropped_and_counted(self, deliver_all):
         recorder = StatsRecorder()
-        router = EventRouter(recorder, lambda sign: None)
+        router = EventRouter(recorder, lambda sign: None, no_fault)
         mailbox = Mailbox()
         router.register("a-0", mailbox)
         assert router.unregister("a-0")
@@ -92,7 +97,7 @@ class TestEventRouter:
 
     async def test_life_signs_are_told_in_order(self, deliver_all, capacity):
         signs = []
-        router = EventRouter(StatsRecorder(), signs.append)
+        router = EventRouter(StatsRecorder(), signs.append, no_fault)
         router.publish(Loaded(capacity))
         error = ValueError()
         router.publish(Failed(error))
@@ -100,7 +105,7 @@ class TestEventRouter:
         assert signs == [Loaded(capacity), Failed(error)]
 
     async def test_death_closes_each_mailbox_once(self, deliver_all):
-        router = EventRouter(StatsRecorder(), lambda sign: None)
+        router = EventRouter(StatsRecorder(), lambda sign: None, no_fault)
         mailbox = Mailbox()
         router.register("a-0", mailbox)
         router.register("a-1", mailbox)
@@ -112,35 +117,48 @@ class TestEventRouter:
         assert router.num_unfinished == 0
 
     async def test_each_mailbox_gets_an_error_of_its_own(self):
-        router = EventRouter(StatsRecorder(), lambda sign: None)
+        router = EventRouter(StatsRecorder(), lambda sign: None, no_fault)
         boxes = [Mailbox(), Mailbox()]
         for name, box in zip("ab", boxes, strict=True):
             router.register(name, box)
         router.close_all(lambda: EngineDrainingError("closing"))
         assert boxes[0].error is not boxes[1].error
 
-    async def test_progress_is_counted_from_the_first_work_or_the_last_step(self, deliver_all):
-        router = EventRouter(StatsRecorder(), lambda sign: None)
+    async def test_progress_is_a_step_or_an_empty_scheduler(self, deliver_all):
+        router = EventRouter(StatsRecorder(), lambda sign: None, no_fault)
+
+        async def progress_after(message):
+            await anyio.sleep(0.01)
+            before = router.progress_s
+            router.publish(message)
+            await deliver_all()
+            return router.progress_s > before
+
+        assert await progress_after(report(num_steps=1, num_running=1))
+        assert not await progress_after(report(num_steps=1, num_running=1))  # numbers only
+        assert await progress_after(report(num_steps=2, num_running=1))
+        assert await progress_after(report(num_steps=2))
+
+    async def test_coming_and_going_is_no_progress(self):
+        router = EventRouter(StatsRecorder(), lambda sign: None, no_fault)
         start = router.progress_s
         await anyio.sleep(0.01)
         router.register("a-0", Mailbox())
-        registered = router.progress_s
-        assert registered > start
-        await anyio.sleep(0.01)
-        router.register("b-0", Mailbox())
-        assert router.progress_s == registered
-        router.publish(report(num_steps=1))
-        await deliver_all()
-        stepped = router.progress_s
-        assert stepped > registered
-        await anyio.sleep(0.01)
-        router.publish(report(num_steps=1))  # numbers only
-        await deliver_all()
-        assert router.progress_s == stepped
+        router.unregister("a-0")
+        assert router.progress_s == start
+
+    async def test_closing_the_mailboxes_leaves_the_cancelling_to_their_readers(self):
+        router = EventRouter(StatsRecorder(), lambda sign: None, no_fault)
+        one, two = Mailbox(), Mailbox()
+        for name, box in (("a-0", one), ("a-1", one), ("b-0", two)):
+            router.register(name, box)
+        router.close_mailboxes(lambda: EngineDrainingError("too late"))
+        assert one.error is not two.error
+        assert router.num_unfinished == 3
 
     async def test_a_closed_router_takes_no_more(self, deliver_all):
         recorder = StatsRecorder()
-        router = EventRouter(recorder, lambda sign: None)
+        router = EventRouter(recorder, lambda sign: None, no_fault)
         router.close()
         router.publish(report(event("a-0", 1)))
         await deliver_all()
@@ -152,7 +170,7 @@ def test_publishing_to_a_loop_that_is_gone_does_nothing(backend):
     routers = []
 
     async def main():
-        routers.append(EventRouter(StatsRecorder(), lambda sign: None))
+        routers.append(EventRouter(StatsRecorder(), lambda sign: None, no_fault))
 
     anyio.run(main, backend=backend)
     for _ in range(3):
@@ -163,13 +181,18 @@ def test_publishing_to_a_loop_that_is_gone_does_nothing(backend):
 
 @pytest.mark.anyio
 async def test_a_fault_in_the_delivery_ends_the_requests_instead_of_hanging_them(deliver_all, caplog):
-    signs = []
-    router = EventRouter(StatsRecorder(), signs.append)
+    signs, faults, recorder = [], [], StatsRecorder()
+    router = EventRouter(recorder, signs.append, lambda: faults.append(1))
     mailbox = Mailbox()
     router.register("a-0", mailbox)
     router.publish(report("no event"))
+    router.publish(report("no event"))
+    router.publish(report(event("late-0", 1)))
+    router.publish(Stopped())
     await deliver_all()
-    assert isinstance(signs[0], Failed)
+    assert [type(sign) for sign in signs] == [Failed, Stopped]
+    assert faults == [1], "the thread is told to stop, once"
     with pytest.raises(EngineDeadError):
         await mailbox.take()
     assert [r.levelname for r in caplog.records] == ["ERROR"]
+    assert recorder.num_late_events == 0

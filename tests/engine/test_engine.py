@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from aserve.core.errors import (
+    DeadlineExceededError,
     EngineDeadError,
     EngineDrainingError,
     InvalidRequestError,
@@ -119,8 +120,11 @@ async def test_closing_ends_what_is_open(running, request_to, within):
                 await anyio.sleep(0.02)
             await done.wait()
             await engine.wait_idle()
-            with pytest.raises(EngineDrainingError):
+            assert engine.status == "closed"
+            assert not engine.stalled(0)
+            with pytest.raises(EngineDrainingError, match="closed") as info:
                 await engine.generate(request_to(engine)).__aenter__()
+            assert info.value.retry_after_s is None
     assert num_step_threads() == 0
 
 
@@ -244,6 +248,90 @@ async def test_a_stalled_step_is_noticed_and_idleness_is_not_a_stall(running, re
             await engine.wait_idle()
             await anyio.sleep(0.03)
             assert not engine.stalled(0.02)
+
+
+async def test_a_hung_step_is_noticed_though_its_clients_give_up_one_after_another(
+    running, request_to, capacity, within
+):
+    hang = threading.Event()
+
+    class Hanging(FakeExecutor):
+        def wait(self):
+            hang.wait(10)
+            return super().wait()
+
+    with within():
+        async with running(factory=partial(Hanging, capacity)) as engine:
+            for _ in range(6):
+                async with engine.generate(request_to(engine)) as generation:
+                    with anyio.move_on_after(0.01):
+                        await generation.next_deltas()
+            assert engine.stalled(0.05), "nobody waits at this moment, and the thread still hangs"
+            hang.set()
+            await engine.wait_idle()
+            assert not engine.stalled(0)
+            assert engine.stats().last_step_age_s < 5
+
+
+async def test_closing_all_that_is_open_frees_everything_and_the_engine_goes_on(running, request_to, within):
+    errors = []
+
+    async def ask(engine):
+        with pytest.raises(DeadlineExceededError) as info:
+            await text_of(engine.generate(request_to(engine, max_tokens=100, n=2)))
+        errors.append(info.value)
+
+    with within():
+        async with running(max_num_seqs=2, step_s=0.005) as engine:
+            complete = engine.generate(request_to(engine, max_tokens=1))
+            await complete.__aenter__()
+            await engine.wait_idle()
+            async with anyio.create_task_group() as tg:
+                for _ in range(3):  # one runs, two wait
+                    tg.start_soon(ask, engine)
+                while not engine.stats().num_running or engine.stats().num_waiting < 4:
+                    await anyio.sleep(0.005)
+                engine.close_all(lambda: DeadlineExceededError("the drain is over"))
+                engine.close_all(lambda: DeadlineExceededError("again"))
+            await engine.wait_idle()
+            stats = engine.stats()
+            assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+            assert stats.num_requests["cancelled"] == 3
+            assert len((await complete.next_deltas())[0].token_ids) == 1, "all its tokens had come"
+            complete.leave()
+            assert len(await text_of(engine.generate(request_to(engine)))) == 8
+    assert len(set(map(id, errors))) == 3
+    assert {e.message for e in errors} == {"the drain is over"}
+
+
+async def test_a_fault_in_the_delivery_stops_the_thread(running, request_to, capacity, within, monkeypatch, caplog):
+    executors = []
+
+    def load():
+        executors.append(FakeExecutor(capacity, step_s=0.001))
+        return executors[0]
+
+    with within():
+        async with running(factory=load) as engine, engine.generate(request_to(engine, max_tokens=100)) as generation:
+            await generation.next_deltas()
+            monkeypatch.setattr(engine._recorder, "note_events", None)
+            with pytest.raises(EngineDeadError):
+                _ = [delta async for delta in generation]
+            assert engine.status == "dead"
+            while num_step_threads():
+                await anyio.sleep(0.005)
+            assert executors[0].closed
+            await engine.wait_idle()
+    assert [r.levelname for r in caplog.records] == ["ERROR"], "nothing is left behind, so no warning either"
+
+
+async def test_no_more_sequences_than_batch_and_queue_hold(running, request_to, within):
+    with within():
+        async with running(max_queue=2, max_num_seqs=3) as engine:
+            assert engine.max_sequences == 5
+            assert len(await text_of(engine.generate(request_to(engine, max_tokens=2, n=5)))) == 10
+            with pytest.raises(InvalidRequestError, match="between 1 and 5"):
+                await engine.generate(request_to(engine, n=6)).__aenter__()
 
 
 async def test_a_thread_that_hangs_is_left_behind(running, request_to, capacity, within, caplog):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 import pytest
 
@@ -14,7 +16,7 @@ from aserve.core.errors import (
     GenerationError,
     InvalidRequestError,
 )
-from aserve.core.request import FinishReason
+from aserve.core.request import FinishReason, SamplingParams
 from aserve.core.step import INVALID_TOKEN
 
 pytestmark = pytest.mark.anyio
@@ -187,6 +189,73 @@ async def test_leaving_early_cancels(manual, turns):
     assert engine.recorder.num_cancelled_tokens == 3 * turns
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+@pytest.mark.parametrize("num_read", [0, 2])
+async def test_cancelled_tokens_are_all_that_no_complete_answer_has(manual, max_in_flight, num_read):
+    engine = manual(max_in_flight=max_in_flight)
+    async with engine.generate(max_tokens=2) as complete:
+        async with engine.generate(max_tokens=50), engine.generate(max_tokens=50, n=2) as generation:
+            await engine.step(num_read)
+            if num_read:
+                await generation.next_deltas()
+            await engine.step(3)  # unread
+            engine.turn()  # late: on its way to the loop when the request leaves
+        await read_all(complete)
+    await engine.assert_nothing_left()
+    recorder = engine.recorder
+    assert recorder.num_late_events > 0
+    assert recorder.num_generated_tokens >= 2 + 3 * (num_read + 4)
+    assert recorder.num_cancelled_tokens == recorder.num_generated_tokens - 2
+
+
+async def test_tokens_after_a_stop_string_are_cancelled_ones(manual, make_script):
+    engine = manual(next_token=make_script(b"hello world!", prompt=3))
+    async with engine.generate(max_tokens=12, stop=("o w",)) as generation:
+        await engine.step(10)
+        await read_all(generation)
+        assert generation.num_completion_tokens == 7
+    await engine.assert_nothing_left()
+    assert engine.recorder.num_cancelled_tokens == engine.recorder.num_generated_tokens - 7 > 0
+
+
+@pytest.mark.parametrize("text", [b"", b"ok"])
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+async def test_the_end_token_is_a_completion_token_however_it_is_read(manual, make_script, text, at_once, stop):
+    engine = manual(next_token=make_script(text, prompt=3))
+    async with engine.generate(stop=stop) as generation:
+        for _ in range(len(text) + 1):
+            await engine.step()
+            if not at_once:
+                await generation.next_deltas()
+        await read_all(generation)
+        assert generation.num_completion_tokens == len(text) + 1 == engine.recorder.num_generated_tokens
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_stop_string_that_only_the_end_completes_leaves_the_end_token_counted(manual, make_script, at_once):
+    """The cut character becomes a replacement when the end token comes, and that is the stop string."""
+    engine = manual(next_token=make_script("aé".encode()[:2], prompt=3))
+    async with engine.generate(stop=("\ufffd",)) as generation:
+        for _ in range(3):
+            await engine.step()
+            if not at_once:
+                await generation.next_deltas()
+        _, reasons = await read_all(generation)
+        assert generation.finish_reasons == (STOP,)
+        assert reasons == ({0: STOP} if at_once else {})
+        assert generation.num_completion_tokens == 3
+
+
+async def test_a_tokenizer_that_fails_on_entering_leaves_nothing_behind(manual):
+    engine = manual()
+    generation = engine.generate(n=2)
+    engine.tokenizer.detokenizer = None
+    with pytest.raises(TypeError):
+        await generation.__aenter__()
+    await engine.assert_nothing_left()
+
+
 async def test_leaving_twice_or_before_entering_does_nothing(manual):
     engine = manual()
     generation = engine.generate()
@@ -352,7 +421,7 @@ async def test_a_finished_answer_can_be_read_after_death(manual, deliver_all):
 async def test_draining_admits_nothing_and_finishes_what_runs(manual):
     engine = manual()
     async with engine.generate(max_tokens=2) as generation:
-        engine.lifecycle.retry_after_s = 7.0
+        engine.lifecycle.start_draining(7.0)
         with pytest.raises(EngineDrainingError) as info:
             await engine.generate().__aenter__()
         assert info.value.retry_after_s == 7.0
@@ -367,6 +436,43 @@ async def test_draining_admits_nothing_and_finishes_what_runs(manual):
         ({"max_tokens": 0}, InvalidRequestError, "max_tokens"),
         ({"n": 0}, InvalidRequestError, "n must"),
         ({"n": 105}, InvalidRequestError, "n must"),
+        ({"n": 10**9}, InvalidRequestError, "n must"),
+        ({"n": 1.0}, InvalidRequestError, "n must"),
+        ({"n": True}, InvalidRequestError, "n must"),
+        ({"prompt": [97.0]}, InvalidRequestError, "prompt must be token ids"),
+        ({"prompt": [97, True]}, InvalidRequestError, "True"),
+        ({"prompt": ["a"]}, InvalidRequestError, "'a'"),
+        ({"priority": "high"}, InvalidRequestError, "priority"),
+        ({"priority": 2**63}, InvalidRequestError, "priority"),
+        ({"cache_salt": "tenant"}, InvalidRequestError, "cache_salt must be bytes"),
+        ({"stop": "abc"}, InvalidRequestError, "stop"),
+        ({"stop": ("a", "")}, InvalidRequestError, "empty"),
+        ({"stop": (1,)}, InvalidRequestError, "stop"),
+        ({"include_stop": None}, InvalidRequestError, "include_stop"),
+        ({"skip_special_tokens": "no"}, InvalidRequestError, "skip_special_tokens"),
+        ({"max_tokens": "8"}, InvalidRequestError, "max_tokens"),
+        ({"sampling": {"min_tokens": -1}}, InvalidRequestError, "min_tokens"),
+        ({"sampling": {"min_tokens": 2**64}}, InvalidRequestError, "min_tokens"),
+        ({"sampling": {"temperature": None}}, InvalidRequestError, "temperature"),
+        ({"sampling": {"temperature": float("nan")}}, InvalidRequestError, "temperature"),
+        ({"sampling": {"temperature": float("inf")}}, InvalidRequestError, "temperature"),
+        ({"sampling": {"temperature": 1e300}}, InvalidRequestError, "temperature"),
+        ({"sampling": {"temperature": -0.1}}, InvalidRequestError, "temperature"),
+        ({"sampling": {"top_p": 2}}, InvalidRequestError, "top_p"),
+        ({"sampling": {"top_k": -1}}, InvalidRequestError, "top_k"),
+        ({"sampling": {"top_k": 1.5}}, InvalidRequestError, "top_k"),
+        ({"sampling": {"min_p": -1}}, InvalidRequestError, "min_p"),
+        ({"sampling": {"seed": 2**64}}, InvalidRequestError, "seed"),
+        ({"sampling": {"seed": -1}}, InvalidRequestError, "seed"),
+        ({"sampling": {"seed": None}}, InvalidRequestError, "seed"),
+        ({"sampling": {"presence_penalty": "1"}}, InvalidRequestError, "presence_penalty"),
+        ({"sampling": {"frequency_penalty": 3}}, InvalidRequestError, "frequency_penalty"),
+        ({"sampling": {"repetition_penalty": 0}}, InvalidRequestError, "repetition_penalty"),
+        ({"sampling": {"num_logprobs": 21}}, InvalidRequestError, "num_logprobs"),
+        ({"sampling": {"logit_bias": ((1, float("nan")),)}}, InvalidRequestError, "logit_bias"),
+        ({"sampling": {"logit_bias": ((1.0, 1.0),)}}, InvalidRequestError, "logit_bias"),
+        ({"sampling": {"logit_bias": (1, 2)}}, InvalidRequestError, "logit_bias"),
+        ({"sampling": {"logit_bias": {1: 2.0}}}, InvalidRequestError, "logit_bias"),
         ({"prompt": b"a" * 128}, ContextLengthError, "128"),
         ({"prompt": b"a" * 120, "max_tokens": 9}, ContextLengthError, "128"),
         ({"sampling": {"logit_bias": ((260, 1.0),)}}, InvalidRequestError, "260"),
@@ -381,6 +487,33 @@ async def test_what_the_step_loop_could_not_take_is_refused(manual, fields, erro
     generation.leave()
     assert engine.commands.num_put == 0
     assert engine.router.num_unfinished == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"request_id": 7},
+        {"sampling": None},
+        {"prompt_token_ids": [1, 2]},
+        {"sampling": SamplingParams(max_tokens=8, stop_token_ids=[1])},
+        {"sampling": SamplingParams(max_tokens=8, stop_token_ids=(1.0,))},
+    ],
+)
+async def test_fields_of_a_wrong_kind_are_refused(manual, changes):
+    engine = manual()
+    with pytest.raises(InvalidRequestError) as info:
+        await engine.generate(replace(engine.request(), **changes)).__aenter__()
+    assert info.value.param
+    assert engine.commands.num_put == 0
+
+
+async def test_unusual_values_that_are_right_are_let_in(manual):
+    engine = manual()
+    sampling = {"temperature": 0, "top_k": 10**12, "top_p": 0, "seed": 2**64 - 1, "repetition_penalty": 2, "min_p": 1}
+    bias = {"logit_bias": ((3, -1e9), (4, 1)), "num_logprobs": 0, "min_tokens": 10**6}
+    async with engine.generate(max_tokens=2, sampling=sampling | bias, priority=-(2**63)) as generation:
+        await engine.step(2)
+        assert (await read_all(generation))[1] == {0: LENGTH}
 
 
 async def test_an_id_that_is_in_use_is_refused(manual):

@@ -119,16 +119,18 @@ def test_work_without_a_plan_is_a_failure_not_a_busy_loop(capacity):
         harness.loop.turn()
 
 
-def test_idle_checks_the_scheduler_but_not_all_the_time(capacity, monkeypatch):
-    checked = []
-    harness = Harness(FakeExecutor(capacity))
-    monkeypatch.setattr("aserve.engine.step_loop.check", checked.append)
-    for _ in range(20):
+def test_going_idle_checks_the_scheduler_every_time_at_a_cost_that_no_cache_size_changes(capacity, monkeypatch):
+    looked_at = []
+    harness = Harness(FakeExecutor(replace(capacity, num_blocks=100_000)))
+    pool = harness.scheduler.kv.pool
+    for name in ("ref_count", "is_free", "prefix_hash"):
+        monkeypatch.setattr(type(pool), name, lambda self, block_id: looked_at.append(block_id))
+    for _ in range(3):
         harness.turn()
-    assert checked == [harness.scheduler]
-    harness.now += 1000
-    harness.turn()
-    assert len(checked) == 2
+    assert not looked_at
+    pool.allocate()  # a block that nobody will give back
+    with pytest.raises(AssertionError, match="S10"):
+        harness.turn()
 
 
 def test_busy_and_waiting_time_are_counted_by_the_clock(capacity):

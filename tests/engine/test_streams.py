@@ -6,11 +6,12 @@ import gc
 import threading
 
 import anyio
+import numpy as np
 import pytest
 
 from aserve.core.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from aserve.core.request import FinishReason
-from aserve.engine.options import check_options, make_request
+from aserve.engine.options import GenerationOptions, check_options, make_request
 
 pytestmark = pytest.mark.anyio
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -153,13 +154,65 @@ async def test_refusals_come_from_the_first_use(running, within):
         ("stop", ""),
         ("stop", ["a", ""]),
         ("logit_bias", {1: float("inf")}),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", [(1, 1.0)]),
+        ("stop", 5),
+        ("stop", [b"a"]),
+        ("stop_token_ids", 7),
+        ("stop_token_ids", [7.0]),
+        ("stop_token_ids", "7"),
+        ("cache_salt", "tenant"),
+        ("priority", "high"),
+        ("min_tokens", 1.0),
+        ("ignore_eos", "yes"),
+        ("include_stop", 1),
+        ("skip_special_tokens", 0),
     ],
 )
 async def test_wrong_values_are_refused_by_name(name, value):
     with pytest.raises(InvalidRequestError) as info:
         check_options({name: value})
     assert info.value.param == name
-    assert name.replace("stop", "stop string") in info.value.message
+    assert name.replace("stop", "stop" if value else "stop string") in info.value.message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        ("x", {"cache_salt": "tenant"}),
+        ("x", {"priority": "high"}),
+        ([1.0, 2.0], {}),
+        (["1"], {}),
+        ([-1], {}),
+        ([2**80], {}),
+        (7, {}),
+        ("x", {"logit_bias": {1.5: 1.0}}),
+    ],
+)
+async def test_a_wrong_argument_harms_nobody_else(running, within, prompt, options):
+    with within():
+        async with running(step_s=0.001) as engine, engine.complete("other", max_tokens=60) as other:
+            with pytest.raises(InvalidRequestError) as info:
+                await engine.complete(prompt, **options).collect()
+            assert info.value.param == next(iter(options), "prompt")
+            assert len((await other.collect())[0].token_ids) == 60
+            assert engine.status == "running"
+
+
+async def test_none_means_absent(running, within):
+    names = GenerationOptions.__annotations__
+    with within():
+        async with running() as engine:
+            options = dict.fromkeys(names) | {"seed": 1, "max_tokens": 5}
+            [nothing] = await engine.complete("x", **options).collect()
+            assert (nothing,) == await engine.complete("x", seed=1, max_tokens=5).collect()
+
+
+async def test_ids_of_numpy_are_ids(running, within):
+    with within():
+        async with running() as engine:
+            [whole] = await engine.complete(np.array([256, *b"hello"]), seed=1, max_tokens=5).collect()
+            assert (whole,) == await engine.complete("hello", seed=1, max_tokens=5).collect()
 
 
 async def test_unknown_options_are_refused():
@@ -183,5 +236,6 @@ async def test_options_become_a_request():
     assert request.sampling.logit_bias == ((2, -1.0), (3, 1.0))
     assert (request.stop, request.sampling.seed, request.n) == (("x",), 4, 1)
     assert make_request({"ignore_eos": True}, **common).sampling.stop_token_ids == ()
+    assert make_request({"min_tokens": 50}, **common).sampling.min_tokens == 5
     seeds = {make_request({}, **common).sampling.seed for _ in range(5)}
     assert len(seeds) == 5
