@@ -37,12 +37,14 @@ class Admin:
         return json_reply(200, self._model(model_id, engine.capacity.max_model_len))
 
     def health(self) -> Reply:
-        """Liveness: red while loading, when the step loop has failed, and when it hangs."""
+        """Liveness: red while loading, when the step loop has failed or hangs, and when the engine was closed."""
         engine = self._slot.engine
         if engine is None:
             return _not_well("loading", "the model is still being loaded")
         if engine.status == "dead":
             return _not_well("dead", "the step loop has failed")
+        if engine.status == "closed":
+            return _not_well("closed", "the engine has been closed")
         if engine.stalled(self._watchdog_s):
             return _not_well("stalled", f"no step has completed for {self._watchdog_s:g} s although there is work")
         return json_reply(200, {"status": "ok"})

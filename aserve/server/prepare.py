@@ -53,6 +53,7 @@ class Job:
 async def prepare_chat(engine: Engine, request: ChatRequest) -> Job:
     """Render and tokenise the conversation. Raises InvalidRequestError, ContextLengthError, ModelNotFoundError."""
     check_model(engine, request)
+    _check_size(engine, 1, request.num_choices)
     sampling = _sampling(engine, request)
     options = dict(request.chat_template_kwargs or {})
     if request.add_generation_prompt is not None:
@@ -67,6 +68,7 @@ async def prepare_chat(engine: Engine, request: ChatRequest) -> Job:
 async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
     """Tokenise the prompts. Raises InvalidRequestError, ContextLengthError, ModelNotFoundError."""
     check_model(engine, request)
+    _check_size(engine, len(request.prompts), request.num_choices)
     sampling = _sampling(engine, request)
     special = request.add_special_tokens is not False
     prompts: list[list[int]] = []
@@ -87,6 +89,17 @@ def check_model(engine: Engine, request: SamplingFields) -> None:
         shown = request.model if len(request.model) <= 100 else request.model[:100] + "…"
         served = ", ".join(engine.model_names)
         raise ModelNotFoundError(f"the model '{shown}' is not served here; served: {served}", param="model")
+
+
+def _check_size(engine: Engine, num_prompts: int, num_choices: int) -> None:
+    """Refuse what the queue could never take, however often it is tried. Raises InvalidRequestError."""
+    most = engine.max_sequences
+    if num_prompts * num_choices > most:
+        raise InvalidRequestError(
+            f"{num_prompts} prompt{'s' if num_prompts > 1 else ''} with n = {num_choices} need "
+            f"{num_prompts * num_choices} places; this server has {most}, in the batch and in the queue together",
+            param="n" if num_prompts <= most and num_choices > 1 else "prompt",
+        )
 
 
 def _sampling(engine: Engine, request: SamplingFields) -> SamplingParams:

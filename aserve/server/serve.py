@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from aserve.core.config import EngineConfig, ServerConfig
-from aserve.core.errors import AserveError, ConfigError
+from aserve.core.errors import AserveError, ConfigError, EngineDrainingError
 from aserve.server.engine_slot import EngineSlot
 from aserve.server.guard import GuardConfig, GuardedServer, root_cause
 from aserve.server.listener import bind, url
@@ -38,7 +38,8 @@ OpenEngine = Callable[[EngineConfig], "AbstractAsyncContextManager[Engine]"]
 EXIT_START_FAILED = 1
 EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE
 CLOSE_GRACE_S = 2.0  # for answers, or errors, that are on their way when the engine is gone
-ERROR_GRACE_S = 1.0  # for the error answers of a failed engine, before connections are closed
+ERROR_GRACE_S = 1.0  # for the error answers of a failed or drained engine, before connections are closed
+RETRY_AFTER_DRAIN_S = 10.0  # told to clients whose answers were not complete in time
 STOP_LIMIT_S = 15.0  # beyond all other limits: then something hangs, and the process ends itself
 _MAX_FILES = 65536
 
@@ -182,14 +183,18 @@ class _Process:
             return
         limit_s = self._config.drain_timeout_s
         logger.info("%s: no new requests are taken; running ones have %g s", why, limit_s)
-        _end_process_after(limit_s + CLOSE_GRACE_S + STOP_LIMIT_S, EXIT_START_FAILED)
+        _end_process_after(limit_s + ERROR_GRACE_S + CLOSE_GRACE_S + STOP_LIMIT_S, EXIT_START_FAILED)
         engine.start_draining()
         with trio.move_on_after(limit_s) as limit:
             await engine.wait_idle()
             await self._counts.wait_none_active()  # a client may still be reading what the engine is done with
         if limit.cancelled_caught:
             logger.warning("requests that still run after %g s are closed", limit_s)
-        self._release_engine.set()  # leaving its scope closes what is open, each request with an error of its own
+            text = f"the server is shutting down, and this answer was not complete within {limit_s:g} s"
+            engine.close_all(lambda: EngineDrainingError(text, retry_after_s=RETRY_AFTER_DRAIN_S))
+            with trio.move_on_after(ERROR_GRACE_S):
+                await self._counts.wait_none_active()
+        self._release_engine.set()
         self._server.stop(CLOSE_GRACE_S)
 
 

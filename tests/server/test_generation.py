@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import anyio
 import pytest
 
 from aserve.core.request import TokenLogprobs
@@ -116,6 +117,23 @@ async def test_continuous_usage(serving):
         assert counts[-1] == 3
 
 
+@pytest.mark.parametrize(
+    ("num_prompts", "n", "param"), [(1, 11, "n"), (11, 1, "prompt"), (11, 2, "prompt"), (4, 3, "n"), (5, 2, None)]
+)
+async def test_more_answers_than_there_are_places(serving, num_prompts, n, param):
+    """What can never be admitted is the client's mistake; 429 would ask it to try again for ever."""
+    async with serving(max_queue=2) as client:
+        answer = await client.complete(["a"] * num_prompts, n=n, max_tokens=1)
+        if param is None:
+            assert answer.status == 200
+        else:
+            assert (answer.status, answer.error["param"]) == (400, param)
+            assert "10" in answer.error["message"]
+            assert "retry-after" not in dict(answer.headers)
+        if num_prompts == 1:
+            assert (await client.chat(n=n)).error["param"] == param
+
+
 @pytest.mark.parametrize("prompts", [["abc"], ["abc", "d"]], ids=len)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_token_that_ends_an_answer_counts(serving, prompts, stream):
@@ -197,16 +215,19 @@ async def test_mistakes_are_statuses(serving, path, fields, status, code, param,
         await client.settled()
 
 
-async def test_a_full_queue_is_429(serving):
-    async with serving(max_queue=2, max_num_seqs=1) as client:
-        answer = await client.chat(n=128)
-        assert answer.status in (400, 429)
+async def test_a_full_queue_is_429(serving, make_exchange):
+    async with serving(max_queue=2, max_num_seqs=1, step_s=0.005) as client, anyio.create_task_group() as tasks:
         engine = client.app.slot.engine
-        too_many = await client.complete(["a"] * 40)
-        assert engine.stats().num_running == 0
+        running = make_exchange(json.dumps({"model": "M", "prompt": "a", "n": 2, "max_tokens": 500}).encode())
+        tasks.start_soon(client.run, running, "POST", COMPLETIONS, {"content-type": "application/json"})
+        with anyio.fail_after(10):
+            while engine.stats().num_waiting < 1:
+                await anyio.sleep(0.002)
+        too_many = await client.complete(["a", "b"], stream=True)  # the first still fits, but goes with the second
         assert too_many.status == 429
         assert too_many.error["code"] == "queue_full"
         assert int(too_many.header("retry-after")) >= 1
+        running.disconnect()
         await client.settled()
         assert (await client.chat(max_tokens=1)).status == 200
 

@@ -109,6 +109,16 @@ async def test_while_loading(idle_client):
     assert b"aserve_engine_up 0.0" in metrics.body
 
 
+async def test_after_the_engine_was_closed(serving):
+    async with serving() as client:
+        pass
+    for path in ("/health", "/ready"):
+        answer = await client.get(path)
+        assert (answer.status, answer.json["status"]) == (503, "closed")
+    answer = await client.chat()
+    assert (answer.status, answer.error["code"]) == (503, "engine_draining")
+
+
 async def test_while_draining(serving):
     async with serving() as client:
         client.app.slot.engine.start_draining()
