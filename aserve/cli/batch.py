@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import anyio
 import anyio.to_thread
 
+from aserve.cli.batch_files import cannot_write
 from aserve.cli.batch_line import parse_line, take_line
 from aserve.core.errors import AserveError, EngineDeadError
 
@@ -52,7 +53,7 @@ class Batch:
         self._num_failed = 0
 
     async def run(self, lines: TextIO) -> Counts:
-        """Answer all lines; blank ones are skipped. Raises EngineDeadError."""
+        """Answer all lines; blank ones are skipped. Raises EngineDeadError, AserveError if nothing can be written."""
         index = 0
         async with anyio.create_task_group() as tasks:
             while line := await anyio.to_thread.run_sync(lines.readline, abandon_on_cancel=True):
@@ -96,9 +97,21 @@ class Batch:
 
     def _write(self) -> None:
         """Write what is complete, in order; nothing awaits here, so two answers cannot interleave."""
-        while (result := self._done.pop(self._num_written, None)) is not None:
-            self._out.write(json.dumps(result, ensure_ascii=False) + "\n")
-            self._num_written += 1
-            self._room.release()
-            self._progress()
-        self._out.flush()
+        try:
+            while (result := self._done.pop(self._num_written, None)) is not None:
+                self._out.write(_to_json(result) + "\n")
+                self._num_written += 1
+                self._room.release()
+                self._progress()
+            self._out.flush()
+        except OSError as error:
+            raise cannot_write(error) from error
+
+
+def _to_json(result: dict[str, Any]) -> str:
+    text = json.dumps(result, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # an id with half of a surrogate pair, which only an escape can give back
+        return json.dumps(result)
+    return text

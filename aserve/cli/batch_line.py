@@ -55,7 +55,15 @@ _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
 
 
 def parse_line(line: str) -> dict[str, Any]:
-    """The fields of a line. Raises InvalidRequestError if it is not a JSON object."""
+    """The fields of a line. Raises InvalidRequestError if it is not a JSON object, or was not UTF-8.
+
+    Args:
+        line: Read with ``errors="surrogateescape"``: a byte that is no UTF-8 is half of a surrogate pair here.
+    """
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("the line is not UTF-8 text") from error
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:

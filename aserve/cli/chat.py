@@ -59,18 +59,18 @@ def command(sources: Sources) -> Callable[..., int]:
             Makes the answers repeatable.
         """
         settings = engine_config(values)
+        options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         if show_config:
-            print(sources.show(settings))
+            print(sources.show(settings, own={"system": system, **options}))
             return 0
         from anyio.from_thread import start_blocking_portal
 
         from aserve.cli.launch import engine_opener
 
-        options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         given = {name: value for name, value in options.items() if value is not None}
         with (
             start_blocking_portal("trio") as portal,
-            portal.wrap_async_context_manager(engine_opener(show_progress=True)(settings)) as engine,
+            portal.wrap_async_context_manager(engine_opener()(settings)) as engine,
         ):
             Conversation(portal, engine, system, given).run()
         return 0

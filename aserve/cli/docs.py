@@ -149,7 +149,8 @@ _CONFIG_NOTES = f"""\
 Every field is one flag of the command line (`--max-queue`), one variable (`ASERVE_MAX_QUEUE`) and one key of the file
 named by `--config` (`max_queue = 8` in TOML, `max_queue: 8` in YAML). The command line wins over the environment, the
 environment over the file, the file over the default. `--show-config` prints each value with its source. Lists are
-repeated flags, or one variable with items separated by spaces.
+repeated flags, or one variable with items separated by spaces. The flags that only `chat` or `generate` has, such as
+`--temperature`, follow the same rules for that command.
 
 Programs that embed aserve build the classes themselves: `EngineConfig(model=ModelConfig(model="smollm2-135m"))`.
 `{ServerConfig.__name__}` belongs to the HTTP side; the others are parts of `EngineConfig`."""

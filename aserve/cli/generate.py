@@ -1,22 +1,20 @@
 """``aserve generate``: a batch without a server, JSON lines in, JSON lines out in the same order.
 
-The command opens files and the engine; the batch itself is ``batch``.
+The command opens files and the engine; the batch itself is ``batch``. The output is opened, and emptied, only when the
+engine is there: a failed start leaves an older output as it is.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import Parameter
 
-from aserve.cli.launch import line_counter
+from aserve.cli.batch_files import check_output, reading, writing
 from aserve.cli.settings import ENGINE, ConfigFile, ShowConfig, engine_config, with_settings
 from aserve.cli.sources import Sources
-from aserve.core.errors import AserveError, ConfigError
+from aserve.core.errors import AserveError
 
 if TYPE_CHECKING:
     from aserve.cli.batch import Counts
@@ -63,15 +61,15 @@ def command(sources: Sources) -> Callable[..., int]:
             Makes the answers repeatable; where a line has none.
         """
         settings = engine_config({**values, "max_queue": UNLIMITED})
-        if show_config:
-            print(sources.show(settings))
-            return 0
         defaults = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+        own = {"input": input, "output": output, **defaults}
+        if show_config:
+            print(sources.show(settings, own=own))
+            return 0
         given = {name: value for name, value in defaults.items() if value is not None}
-        with ExitStack() as files:
-            lines = files.enter_context(_open(input, "r", sys.stdin))
-            out = files.enter_context(_open(output, "w", sys.stdout))
-            counts = _run(settings, lines, out, given)
+        with reading(input) as lines:
+            check_output(output, lines)
+            counts = _run(settings, lines, output, given)
         if counts.num_failed:
             raise AserveError(f"{counts.num_failed} of {counts.num_lines} lines failed: see their error field")
         return 0
@@ -79,26 +77,17 @@ def command(sources: Sources) -> Callable[..., int]:
     return generate
 
 
-def _open(path: str, mode: Literal["r", "w"], standard: TextIO) -> AbstractContextManager[TextIO]:
-    if path == "-":
-        return nullcontext(standard)
-    try:
-        return Path(path).open(mode, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot open {path}: {error.strerror}") from error
-
-
-def _run(settings: EngineConfig, lines: TextIO, out: TextIO, defaults: dict[str, Any]) -> Counts:
+def _run(settings: EngineConfig, lines: TextIO, output: str, defaults: dict[str, Any]) -> Counts:
     import anyio
 
     from aserve.cli.batch import Batch
-    from aserve.cli.launch import engine_opener
+    from aserve.cli.launch import engine_opener, line_counter
 
-    opener = engine_opener(show_progress=True)
+    opener = engine_opener()
 
     async def run() -> Counts:
         async with opener(settings) as engine:
-            with line_counter() as progress:
+            with writing(output) as out, line_counter() as progress:
                 return await Batch(engine, out, defaults, progress).run(lines)
 
     return anyio.run(run, backend="trio")

@@ -1,11 +1,10 @@
-"""How the commands open an engine: the environment's cache folder and offline switch, a progress bar while loading."""
+"""How the commands open an engine: the environment's cache folder and offline switch, progress bars on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from aserve.cli import env
 
@@ -14,41 +13,57 @@ if TYPE_CHECKING:
     from aserve.engine.engine import Engine
 
 
-def engine_opener(*, show_progress: bool = False) -> Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]:
-    """``open_engine`` with this machine's cache folder, and a bar on stderr while weights are read if asked for."""
+def engine_opener() -> Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]:
+    """``open_engine`` with this machine's cache folder, and bars while a model is fetched and its weights are read."""
     from aserve.assembly import open_engine
 
-    progress = _loading_bar() if show_progress else None
-    return partial(open_engine, cache_dir=env.cache_folder(), offline=env.offline(), progress=progress)
+    @asynccontextmanager
+    async def opened(config: EngineConfig) -> AsyncGenerator[Engine]:
+        with ExitStack() as bars:
+            fetching = bars.enter_context(progress_bar(f"fetching {config.model.model}"))
+            loading = bars.enter_context(progress_bar("loading"))
+            async with open_engine(
+                config, cache_dir=env.cache_folder(), offline=env.offline(), fetch_progress=fetching, progress=loading
+            ) as engine:
+                bars.close()  # before the first answer is printed
+                yield engine
 
-
-def _loading_bar() -> Callable[[int, int], None]:
-    """As ``progress_bar``, for a caller that does not know when it ends: it goes away when all bytes are there."""
-    from tqdm import tqdm
-
-    bar = tqdm(desc="loading", unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False)
-
-    def show(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
-        if done >= total:
-            bar.close()
-
-    return show
+    return opened
 
 
 @contextmanager
 def progress_bar(label: str) -> Generator[Callable[[int, int], None]]:
-    """A byte counter on stderr, as a function of (bytes done, bytes in all); silent unless stderr is a terminal."""
-    from tqdm import tqdm
+    """A byte counter on stderr, as a function of (bytes done, bytes in all); silent unless stderr is a terminal.
 
-    with tqdm(desc=label, unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False) as bar:
+    It appears at the first call and goes away when all bytes are there, at the latest with the scope: whatever is
+    printed before, after, or about a failure has its line to itself. Calls after that do nothing.
+    """
+    bar: Any = None
+    is_over = False
 
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+    def show(done: int, total: int) -> None:
+        nonlocal bar, is_over
+        if is_over:
+            return
+        if bar is None:
+            from tqdm import tqdm
 
+            bar = tqdm(desc=label, unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False)
+        bar.total = total
+        bar.update(done - bar.n)
+        if done >= total:
+            end()
+
+    def end() -> None:
+        nonlocal is_over
+        is_over = True
+        if bar is not None:
+            bar.close()
+
+    try:
         yield show
+    finally:
+        end()
 
 
 @contextmanager

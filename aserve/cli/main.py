@@ -6,9 +6,11 @@ HTTP server before a command runs. Exit codes: 0, 1 for a failure, 2 for wrong u
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
+from importlib import metadata
 from typing import cast
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
@@ -30,7 +32,7 @@ def build_app(sources: Sources | None = None) -> App:
     app = App(
         name="aserve",
         help=DESCRIPTION,
-        version=version("aserve"),
+        version=_version(),
         config=sources,
         default_parameter=Parameter(negative_iterable=()),
         result_action="return_value",
@@ -43,17 +45,34 @@ def build_app(sources: Sources | None = None) -> App:
     app.command(generate.command(sources), name="generate")
     app.command(pull.pull)
     app.command(check_env.check_env, name="check-env")
-    app.command(_version, name="version")
+    app.command(_print_version, name="version")
     return app
 
 
-def _version() -> None:
+def _version() -> str:
+    try:
+        return metadata.version("aserve")
+    except metadata.PackageNotFoundError:  # a source tree on the import path
+        return "unknown (not installed)"
+
+
+def _print_version() -> None:
     """Print the version."""
-    print(version("aserve"))
+    print(_version())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. A failure is one line on stderr."""
+    code = _run(arguments)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _discard_output()
+        return code or _unwritten(error)  # an error has said it already
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     sources = Sources()
     try:
         result = build_app(sources)(list(sys.argv[1:] if arguments is None else arguments))
@@ -61,9 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(_usage_message(error), 2)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has left, as `head` does
-        sys.stderr.close()
-        return 1
+    except OSError as error:
+        return _unwritten(error)
     except AserveError as error:
         return _fail(sources.explain(error.message), 2 if isinstance(error, ConfigError) else 1)
     except BaseExceptionGroup as group:
@@ -71,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if all(isinstance(cause, KeyboardInterrupt) for cause in causes):
             return 130
         if all(isinstance(cause, AserveError) for cause in causes):
-            return _fail(str(causes[0]), 2 if isinstance(causes[0], ConfigError) else 1)
+            return _fail(sources.explain(str(causes[0])), 2 if isinstance(causes[0], ConfigError) else 1)
+        if isinstance(causes[0], OSError) and len(causes) == 1:
+            return _unwritten(causes[0])
         raise
     return result if isinstance(result, int) else 0
 
@@ -84,6 +104,22 @@ def _usage_message(error: CycloptsError) -> str:
         return f"{command} needs a {argument.field_info.name.upper()}; see: aserve {command} --help"
     error.verbose = False  # cyclopts would add the signature of the Python function
     return str(error)
+
+
+def _unwritten(error: OSError) -> int:
+    """The exit code, if an error is one of writing to the terminal or a pipe; any other one is raised again."""
+    if isinstance(error, BrokenPipeError):  # the reader of our output has left, as `head` does
+        return 1
+    if error.errno in {errno.ENOSPC, errno.EDQUOT} and error.filename is None:
+        return _fail(f"cannot write the output: {error.strerror}", 1)
+    raise error
+
+
+def _discard_output() -> None:
+    """Send what stdout still holds nowhere, or the interpreter would try to write it at exit, and complain."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _fail(message: str, code: int) -> int:

@@ -16,14 +16,14 @@ def pull(name: Annotated[str, Parameter()], *, revision: str | None = None) -> N
     Parameters
     ----------
     name
-        A built-in name (smollm2-135m, gemma3-270m) or a Hugging Face hub id.
+        A built-in name (smollm2-135m; gemma3-270m, pull only so far: it cannot be served) or a Hugging Face hub id.
     revision
         Revision of a hub id.
     """
-    from aserve.hub import pull as pull_model
+    from aserve.hub import resolve
 
-    with progress_bar(name) as progress:
-        folder = pull_model(
+    with progress_bar(f"fetching {name}") as progress:
+        folder = resolve(
             name, revision=revision, cache_dir=env.cache_folder(), offline=env.offline(), progress=progress
         )
     print(folder)

@@ -20,6 +20,7 @@ from aserve.core.config import EngineConfig, ServerConfig
 
 COMMAND_LINE = "command line"
 SECRETS = frozenset({"api_key"})
+_NOT_IN_FILES = frozenset({"config", "show_config"})
 
 
 @dataclass(slots=True)
@@ -33,11 +34,13 @@ class Sources:
         if "config" not in by_name:
             return  # a command without settings
         self.origins.update({name: COMMAND_LINE for name, argument in by_name.items() if argument.tokens})
-        self._fill_from_environment(by_name)
+        known = [*dict.fromkeys((*(setting.name for setting in all_settings()), *by_name))]
+        self._fill_from_environment(by_name, known)
         if by_name["config"].tokens:
-            self._fill_from_file(by_name, by_name["config"].tokens[0].value)
+            keys = [name for name in known if name not in _NOT_IN_FILES]
+            self._fill_from_file(by_name, by_name["config"].tokens[0].value, keys)
 
-    def _fill_from_environment(self, by_name: Mapping[str, Argument]) -> None:
+    def _fill_from_environment(self, by_name: Mapping[str, Argument], known: Sequence[str]) -> None:
         variables = env.settings()
         for name, argument in by_name.items():
             variable = env.variable_of(name)
@@ -46,13 +49,12 @@ class Sources:
                 # a blank list stays one blank item: an empty ASERVE_API_KEY is refused, not read as no key at all
                 items = value.split() or [value] if _is_list(argument) else [value]
                 self._fill(argument, variable, items)
-        unknown = sorted(variables.keys() - {env.variable_of(setting.name) for setting in all_settings()})
-        unknown = [variable for variable in unknown if variable != env.variable_of("config")]
+        unknown = sorted(variables.keys() - set(map(env.variable_of, known)))
         if unknown:
             print(f"aserve: warning: there is no setting for {', '.join(unknown)}", file=sys.stderr)
 
-    def _fill_from_file(self, by_name: Mapping[str, Argument], path: str) -> None:
-        for name, items in read_config_file(path, [setting.name for setting in all_settings()]).items():
+    def _fill_from_file(self, by_name: Mapping[str, Argument], path: str, keys: Sequence[str]) -> None:
+        for name, items in read_config_file(path, keys).items():
             if name in by_name and not by_name[name].tokens:  # a key of another command is no error
                 self._fill(by_name[name], path, items)
 
@@ -69,14 +71,21 @@ class Sources:
                 message += f" (set by {origin})"
         return message
 
-    def show(self, engine: EngineConfig, server: ServerConfig | None = None) -> str:
-        """Every setting with its value and source, as a table; secrets are masked."""
+    def show(
+        self, engine: EngineConfig, server: ServerConfig | None = None, *, own: Mapping[str, Any] | None = None
+    ) -> str:
+        """Every setting with its value and source, as a table; secrets are masked.
+
+        Args:
+            own: The command's own arguments, which belong to no configuration class.
+        """
         rows: list[tuple[str, str, str]] = []
         for config in (engine.model, engine.cache, engine.scheduler, server):
             for setting in () if config is None else settings_of(type(config)):
                 value = getattr(config, setting.name)
                 text = "(set)" if setting.name in SECRETS and value else _plain(value)
                 rows.append((setting.name, text, self.origins.get(setting.name, "default")))
+        rows += [(name, _plain(value), self.origins.get(name, "default")) for name, value in (own or {}).items()]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows)
 

@@ -50,3 +50,11 @@ def test_an_unknown_variable_is_a_warning(capsys, monkeypatch):
     monkeypatch.setenv("ASERVE_PROT", "1")
     assert main(["serve", "M", "--show-config"]) == 0
     assert capsys.readouterr().err == "aserve: warning: there is no setting for ASERVE_PROT\n"
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "9" * 400 + "GiB", "1" + "0" * 30, "99999999TiB"])
+def test_a_size_beyond_any_memory_is_refused(capsys, size):
+    assert main(["serve", "M", "--kv-cache-memory", size]) == 2
+    error = capsys.readouterr().err
+    assert "is larger than any memory" in error
+    assert len(error) < 200

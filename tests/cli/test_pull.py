@@ -1,6 +1,8 @@
 """Getting models: what is printed, and what is said when there is none."""
 
 from aserve.cli.main import main
+from aserve.hub import BUILTIN_MODELS
+from aserve.models.registry import ARCHITECTURES
 
 
 def test_the_folder_is_printed(tiny_model, capsys):
@@ -27,3 +29,12 @@ def test_serve_says_the_same_and_ends(tmp_path, monkeypatch, capfd):
     error = capfd.readouterr().err
     assert "aserve: error: smollm2-135m" in error
     assert "Traceback" not in error
+
+
+def test_help_says_what_can_only_be_pulled(capsys):
+    """Built-in models of an architecture that no model family has."""
+    assert main(["pull", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for name, model in BUILTIN_MODELS.items():
+        assert name in text
+        assert (f"{name}, pull only so far" in text) == (model.architecture not in ARCHITECTURES)

@@ -87,10 +87,37 @@ def test_a_file_may_hold_settings_of_other_commands(capsys, tmp_path):
     assert "port" not in table
 
 
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_a_commands_own_flags_come_from_the_same_sources(capsys, monkeypatch, tmp_path, command):
+    file = tmp_path / "aserve.toml"
+    file.write_text("temperature = 0.5\nseed = 3\nmax-tokens = 7\n")
+    monkeypatch.setenv("ASERVE_SEED", "4")
+    monkeypatch.setenv("ASERVE_TOP_P", "0.9")
+    assert main([command, "M", "--config", str(file), "--max-tokens", "8", "--show-config"]) == 0
+    output, error = capsys.readouterr()
+    assert error == ""
+    table = shown(output)
+    assert table["temperature"] == ("0.5", str(file))
+    assert table["seed"] == ("4", "ASERVE_SEED")
+    assert table["top_p"] == ("0.9", "ASERVE_TOP_P")
+    assert table["max_tokens"] == ("8", "command line")
+    own = {"chat": "system", "generate": "output"}[command]
+    assert table[own] == ({"system": "-", "output": "-"}[own], "default")
+
+
+def test_a_commands_own_flag_is_no_setting_of_the_server(capsys, monkeypatch):
+    monkeypatch.setenv("ASERVE_TEMPERATURE", "0")
+    assert main(["serve", "M", "--show-config"]) == 0
+    output, error = capsys.readouterr()
+    assert "temperature" not in shown(output)
+    assert error == "aserve: warning: there is no setting for ASERVE_TEMPERATURE\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("a.toml", "prot = 1", "there is no setting 'prot'; did you mean port?"),
+        ("a.toml", 'config = "b.toml"', "there is no setting 'config'"),
         ("a.toml", "port = ", "is malformed"),
         ("a.yaml", "port: [", "is malformed"),
         ("a.yaml", "- port", "must hold settings by name"),

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib import metadata
 
 import pytest
 
@@ -22,7 +22,17 @@ def test_nothing_heavy_is_imported(arguments):
 def test_version(capsys):
     assert main(["version"]) == 0
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"{version('aserve')}\n" * 2
+    assert capsys.readouterr().out == f"{metadata.version('aserve')}\n" * 2
+
+
+def test_a_source_tree_that_is_not_installed_has_no_version(capsys, monkeypatch):
+    def not_found(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", not_found)
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == "unknown (not installed)\n"
+    assert main(["serve", "M", "--show-config"]) == 0
 
 
 def test_help_without_a_command(capsys):
@@ -52,4 +62,4 @@ def test_check_env(capsys, monkeypatch, tmp_path):
 
 def test_python_dash_m():
     done = subprocess.run([sys.executable, "-m", "aserve", "version"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == version("aserve")
+    assert done.stdout.strip() == metadata.version("aserve")
