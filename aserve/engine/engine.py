@@ -83,6 +83,10 @@ class Engine:
         """``running``, ``draining`` (nothing new is admitted), ``closed`` (left) or ``dead`` (the step loop failed)."""
         return self._lifecycle.status
 
+    def refuse_unless_running(self) -> None:
+        """Raise what entering a generation would raise now: EngineDrainingError, EngineDeadError, or nothing."""
+        self._lifecycle.refuse_unless_running()
+
     @property
     def max_sequences(self) -> int:
         """How many sequences fit at most, running and waiting; a request for more can never be admitted."""

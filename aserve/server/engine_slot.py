@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aserve.core.errors import EngineDeadError, EngineDrainingError, EngineLoadingError
+from aserve.core.errors import EngineLoadingError
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
 
 RETRY_WHILE_LOADING_S = 5.0
-RETRY_WHILE_DRAINING_S = 10.0
 
 
 class EngineSlot:
@@ -46,10 +45,5 @@ class EngineSlot:
     def get_serving(self) -> Engine:
         """Return the engine if it admits requests. Raises EngineLoadingError, EngineDrainingError, EngineDeadError."""
         engine = self.get()
-        if engine.status == "dead":
-            raise EngineDeadError("the engine has failed and serves no more requests")
-        if engine.status == "draining":
-            raise EngineDrainingError(
-                "the server is shutting down and takes no new requests", retry_after_s=RETRY_WHILE_DRAINING_S
-            )
+        engine.refuse_unless_running()
         return engine

@@ -39,7 +39,7 @@ EXIT_START_FAILED = 1
 EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE
 CLOSE_GRACE_S = 2.0  # for answers, or errors, that are on their way when the engine is gone
 ERROR_GRACE_S = 1.0  # for the error answers of a failed or drained engine, before connections are closed
-RETRY_AFTER_DRAIN_S = 10.0  # told to clients whose answers were not complete in time
+RETRY_AFTER_DRAIN_S = 10.0
 STOP_LIMIT_S = 15.0  # beyond all other limits: then something hangs, and the process ends itself
 _MAX_FILES = 65536
 
@@ -184,7 +184,7 @@ class _Process:
         limit_s = self._config.drain_timeout_s
         logger.info("%s: no new requests are taken; running ones have %g s", why, limit_s)
         _end_process_after(limit_s + ERROR_GRACE_S + CLOSE_GRACE_S + STOP_LIMIT_S, EXIT_START_FAILED)
-        engine.start_draining()
+        engine.start_draining(RETRY_AFTER_DRAIN_S)
         with trio.move_on_after(limit_s) as limit:
             await engine.wait_idle()
             await self._counts.wait_none_active()  # a client may still be reading what the engine is done with
