@@ -90,6 +90,10 @@ class Conversation:
 
     def run(self) -> None:
         """Ask and answer until the end of the input. Raises EngineDeadError."""
+        # a question that is no text fails as a question, and a terminal without a letter shows another one
+        for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+            if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+                reconfigure(errors=errors)
         interactive = sys.stdin.isatty()
         if interactive:
             importlib.import_module("readline")  # gives input() line editing and history

@@ -1,4 +1,4 @@
-"""The files of a batch: a mistake costs neither the input nor an older output, and every failure is one line."""
+"""Files and pipes: a mistake costs neither the input nor an older output, and every failure is one line."""
 
 import json
 import os
@@ -159,3 +159,13 @@ def test_output_is_utf_8_in_any_locale(tmp_path):
         output, _ = process.communicate(json.dumps({**LINE, "id": "é"}, ensure_ascii=False).encode(), timeout=60)
     assert process.returncode == 0
     assert json.loads(output.decode())["id"] == "é"
+
+
+def test_a_question_that_is_not_utf_8_fails_alone(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    with start(tmp_path, "chat", "M", "--max-tokens", "4", stdout=subprocess.PIPE, env=environment) as process:
+        output, error = process.communicate(b"caf\xe9\nhello\n", timeout=60)
+    assert process.returncode == 0
+    assert error.decode().startswith("aserve: error: ")
+    assert error.count(b"\n") == 1
+    assert len(output.strip()) == 4
