@@ -6,6 +6,7 @@ arguments. The half that needs torch is imported on the step thread, so that the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,10 +16,13 @@ import anyio
 from anyio.to_thread import run_sync
 
 from aserve.core.config import EngineConfig
+from aserve.core.model_spec import check_architecture
 from aserve.core.step import StepExecutor
 from aserve.engine.engine import Engine, run_engine
-from aserve.hub import resolve
+from aserve.hub import builtin_architecture, resolve
 from aserve.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_CACHE = Path("~/.cache/aserve")
 
@@ -49,8 +53,16 @@ async def open_engine(
     model = config.model
     await anyio.sleep(model.debug_load_delay_s)
     cache = (cache_dir or DEFAULT_CACHE).expanduser()
+    architecture = builtin_architecture(model.model)
+    if architecture is not None:
+        check_architecture(architecture)  # before hundreds of megabytes are fetched
     find = partial(
-        resolve, model.model, revision=model.revision, cache_dir=cache, offline=offline, progress=fetch_progress
+        resolve,
+        model.model,
+        revision=model.revision,
+        cache_dir=cache,
+        offline=offline,
+        progress=_announced(model.model, fetch_progress),
     )
     folder = await run_sync(find, abandon_on_cancel=True)
     load_tokenizer = partial(Tokenizer.load, folder, chat_template=model.chat_template)
@@ -62,6 +74,21 @@ async def open_engine(
         model_names=model.served_model_name or (_name_of(model.model),),
     ) as engine:
         yield engine
+
+
+def _announced(model: str, progress: Progress | None) -> Progress:
+    """A progress function that logs one line when a model has to be fetched or converted at all."""
+    is_first = True
+
+    def report(done: int, total: int) -> None:
+        nonlocal is_first
+        if is_first:
+            logger.info("fetching %s (%.0f MiB, download and conversion together)", model, total / 2**20)
+            is_first = False
+        if progress is not None:
+            progress(done, total)
+
+    return report
 
 
 def _build_executor(config: EngineConfig, folder: Path, progress: Progress | None) -> StepExecutor:

@@ -215,6 +215,12 @@ class _Reader:
         return default
 
 
+def check_architecture(name: str) -> None:
+    """Raise ModelLoadError, listing the known ones, unless the architecture is supported."""
+    if name not in _FAMILIES:
+        raise ModelLoadError(f"architecture {name} is not supported; known: {', '.join(_FAMILIES)}")
+
+
 def _architecture(config: Mapping[str, Any]) -> str:
     names: object = config.get("architectures")
     if not isinstance(names, list) or not names:
@@ -222,8 +228,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
     for name in cast("list[object]", names):
         if isinstance(name, str) and name in _FAMILIES:
             return name
-    listed = ", ".join(map(str, cast("list[object]", names)))
-    raise ModelLoadError(f"architecture {listed} is not supported; known: {', '.join(_FAMILIES)}")
+    check_architecture(", ".join(map(str, cast("list[object]", names))))
+    raise AssertionError("no name of the list is known")
 
 
 def _head_dim(reader: _Reader, family: _Family, hidden_size: int, num_heads: int) -> int:

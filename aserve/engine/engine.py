@@ -168,7 +168,7 @@ class Engine:
         """
         return await self._encoder.encode(text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[Any], **template_options: Any) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Any], /, **template_options: Any) -> list[int]:
         """Token ids of a chat prompt by the model's template; raises as ``encode``, and what the template refuses."""
         return await self._encoder.encode_chat(messages, **template_options)
 

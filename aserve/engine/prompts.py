@@ -39,7 +39,7 @@ class PromptEncoder:
         work = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return await anyio.to_thread.run_sync(self._run, work, len(text), "prompt", limiter=self._limiter)
 
-    async def encode_chat(self, messages: Sequence[Any], **template_options: Any) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Any], /, **template_options: Any) -> list[int]:
         """Return the ids of a chat prompt. Raises InvalidRequestError, ContextLengthError."""
         work = partial(self._tokenizer.encode_chat, messages, **template_options)
         num_characters = sum(map(_num_characters, messages))

@@ -11,20 +11,9 @@ from aserve.server.json_body import parse_object
 from aserve.server.offered import drop_fields_not_offered
 from aserve.server.schema import MAX_TOP_LOGPROBS, SamplingFields
 from aserve.server.validation import RuleError, validate
+from aserve.text.chat_template import RENDERING_OPTIONS, RESERVED_OPTIONS
 
-_RESERVED_KWARGS = frozenset(
-    {
-        "self",
-        "messages",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "add_special_tokens",
-        "tokenize",
-        "continue_final_message",
-    }
-)
+_RESERVED_KWARGS = RESERVED_OPTIONS | RENDERING_OPTIONS
 
 
 def _read_content(value: Any) -> str | None:

@@ -9,16 +9,14 @@ import pytest
 
 from aserve.assembly import open_engine
 from aserve.core.config import CacheConfig, EngineConfig, ModelConfig
-from aserve.core.errors import ModelLoadError
+from aserve.core.errors import InvalidRequestError, ModelLoadError
 from aserve.testing import tiny_llama
 
 pytestmark = pytest.mark.anyio
 
 
 def config_for(model: str, *names: str) -> EngineConfig:
-    return EngineConfig(
-        model=ModelConfig(model=model, served_model_name=names), cache=CacheConfig(kv_cache_tokens=512)
-    )
+    return EngineConfig(model=ModelConfig(model=model, served_model_name=names), cache=CacheConfig(kv_cache_tokens=512))
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +50,16 @@ async def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="nothing-here"):
         async with open_engine(config_for(str(tmp_path / "nothing-here"))):
             pass
+
+
+async def test_a_builtin_model_that_cannot_be_served_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="Gemma3ForCausalLM is not supported; known: Llama"):
+        async with open_engine(config_for("gemma3-270m"), cache_dir=tmp_path, offline=False):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+async def test_reserved_template_options_are_a_mistake_of_the_caller(folder: Path) -> None:
+    async with open_engine(config_for(str(folder))) as engine:
+        with pytest.raises(InvalidRequestError, match="self"):
+            await engine.encode_chat([{"role": "user", "content": "hi"}], self=1)
