@@ -66,7 +66,7 @@ async def open_engine(
     )
     folder = await run_sync(find, abandon_on_cancel=True)
     load_tokenizer = partial(Tokenizer.load, folder, chat_template=model.chat_template)
-    tokenizer = await run_sync(load_tokenizer, abandon_on_cancel=True)
+    tokenizer = await run_sync(load_tokenizer)  # not abandoned: a second at most, and native code at exit would abort
     async with run_engine(
         executor_factory=partial(_build_executor, config, folder, progress),
         tokenizer=tokenizer,

@@ -21,7 +21,7 @@ def parse_bytes(text: str) -> int:
     """Read a size such as ``6GiB``, ``500MB`` or ``1048576``, in bytes. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
     if match is None:
-        raise ConfigError(f"{text!r} is not a size; write for example 6GiB, 500MB or 1048576")
+        raise ConfigError(f"--kv-cache-memory: {text!r} is not a size; write for example 6GiB, 500MB or 1048576")
     size = float(match.group(1)) * _UNITS[(match.group(2) or "").lower()]
     if size >= _TOO_LARGE:
         raise ConfigError(f"a size of {text.strip()[:20]}... is larger than any memory")
@@ -71,6 +71,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "no model was named")
+        _require(all(name.strip() for name in self.served_model_name), "--served-model-name must not be empty")
         _at_least(self, 1, "num_threads", "max_model_len")
         _at_least(self, 0, "debug_load_delay_s")
 

@@ -7,6 +7,7 @@ takes 2 ms). Knows nothing of scheduling or text. Used by ``run_engine`` and the
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections import deque
@@ -209,16 +210,28 @@ class EventRouter:
         self._wake_waiters()
 
 
+EXIT_JOIN_S = 10.0
+
+
 class StepThread:
-    """The thread of the step loop. Daemonic: one that hangs in a driver call cannot keep the process alive."""
+    """The thread of the step loop.
+
+    Daemonic: one that hangs in a driver call cannot keep the process alive. But one that is merely still loading is
+    waited for when the interpreter exits: a thread that is stopped inside native code there aborts the process
+    ("terminate called without an active exception").
+    """
 
     def __init__(self, target: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=target, name="aserve-steps", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        atexit.register(self._thread.join, EXIT_JOIN_S)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the thread, at most this long; True if it has ended."""
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        ended = not self._thread.is_alive()
+        if ended:
+            atexit.unregister(self._thread.join)
+        return ended

@@ -68,10 +68,12 @@ class ChatStream:
             raise
 
     async def collect(self) -> tuple[Completion, ...]:
-        """Read everything that is left; returns the choices in order."""
+        """Read everything that is left; returns the choices in order. Raises RuntimeError if all was read before."""
         texts: dict[int, list[TextDelta]] = {}
         async for delta in self:
             texts.setdefault(delta.choice, []).append(delta)
+        if not texts:  # every choice has a last delta, so somebody has read it
+            raise RuntimeError("the stream has been read to its end")
         return tuple(
             Completion(
                 "".join(delta.text for delta in deltas),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
@@ -391,3 +394,11 @@ async def test_ids_that_the_model_does_not_know_are_refused(running, request_to)
         with pytest.raises(InvalidRequestError, match="257"):
             await text_of(engine.generate(replace(request_to(engine), prompt_token_ids=(258,))))
         assert len(await text_of(engine.generate(replace(request_to(engine), prompt_token_ids=(257,))))) == 8
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_program_that_ends_while_an_engine_still_loads(backend):
+    """The loading thread is waited for: stopped inside native code at exit, it would abort the process."""
+    script = Path(__file__).with_name("exit_while_loading.py")
+    done = subprocess.run([sys.executable, script, backend], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split("\n")[:2]) == (0, ["given up", "loaded"]), done.stderr

@@ -239,3 +239,12 @@ async def test_options_become_a_request():
     assert make_request({"min_tokens": 50}, **common).sampling.min_tokens == 5
     seeds = {make_request({}, **common).sampling.seed for _ in range(5)}
     assert len(seeds) == 5
+
+
+async def test_a_stream_is_collected_once(running, within):
+    with within():
+        async with running() as engine:
+            stream = engine.complete([97, 98], max_tokens=3)
+            assert len(await stream.collect()) == 1
+            with pytest.raises(RuntimeError, match="read to its end"):
+                await stream.collect()
