@@ -16,8 +16,11 @@ from torch.nn import functional
 from aserve.quantization.method import LinearMethod, MatrixSlice
 
 PACK_FOR_ROWS = 128
-"""Rows oneDNN is told to pack a matrix for. Packed for no number in particular, all linears of SmolLM2-135M take 33 ms at
-8 rows and 42 at 32; packed for 128 rows they take 28 and 28, and no longer at 512 (two cores, AVX512 and AMX)."""
+"""Rows oneDNN is told to pack a matrix for.
+
+Packed for no number in particular, all linears of SmolLM2-135M take 33 ms at 8 rows and 42 at 32; packed for 128 rows
+they take 28 and 28, and no longer at 512 (two cores with AVX512 and AMX).
+"""
 
 
 class UnquantizedScheme:
