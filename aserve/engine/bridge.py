@@ -210,7 +210,8 @@ class EventRouter:
         self._wake_waiters()
 
 
-EXIT_JOIN_S = 10.0
+EXIT_JOIN_S = 3.0
+"""A signal while a model loads must end the process within seconds, so it is not waited for longer than this."""
 
 
 class StepThread:
