@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 from aserve.core.capacity import Capacity
 from aserve.core.request import TokenLogprobs
 from aserve.core.step import PENDING, ScheduledSequence, StepPlan, StepResult
+from aserve.text.token_bytes import byte_alphabet
 
 NextToken = Callable[[list[int], int], int]
 """(all tokens so far, seed) -> the next token id."""
@@ -120,17 +121,8 @@ class FakeExecutor:
         return [self._cache[table[place // size]][place % size] for place in range(end)]
 
 
-def _byte_alphabet() -> dict[int, str]:
-    """The printable stand-in of each byte in byte-level BPE vocabularies (GPT-2's)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {b: chr(b) for b in plain}
-    table |= {b: chr(256 + n) for n, b in enumerate(b for b in range(256) if b not in table)}
-    return table
-
-
 def write_byte_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
     """Write tokenizer.json and tokenizer_config.json of a tokenizer with one token per byte and four specials."""
-    alphabet = _byte_alphabet()
     specials = {"<s>": BOS, "</s>": EOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -152,7 +144,7 @@ def write_byte_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPL
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {alphabet[b]: b for b in range(256)} | specials,
+            "vocab": byte_alphabet() | specials,
             "merges": [],
         },
     }

@@ -1,8 +1,9 @@
 """Weights as plain matrices in the dtype of the activations.
 
 On a CPU, bfloat16 matrices are brought once into oneDNN's blocked layout. Measured with all linears of SmolLM2-135M on
-2 cores (torch 2.13, AMX; milliseconds for M tokens, packed against ``F.linear``): M=1 14.5 / 22.0, M=8 14.8 / 21.5,
-M=32 17.5 / 25.3, M=128 28.2 / 39.8, M=512 80.3 / 75.0; on an AVX512_BF16 machine packed is ahead at every M.
+2 cores (torch 2.13, AMX; milliseconds for M tokens, packed for no batch in particular against ``F.linear``):
+M=1 14.5 / 22.0, M=8 14.8 / 21.5, M=32 17.5 / 25.3, M=128 28.2 / 39.8, M=512 80.3 / 75.0; on an AVX512_BF16 machine
+packed is ahead at every M.
 """
 
 from __future__ import annotations
