@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,7 +22,7 @@ from aserve.core.errors import AserveError, EngineDrainingError
 from aserve.core.request import GenerationRequest
 from aserve.core.step import StepExecutor
 from aserve.engine import admission
-from aserve.engine.bridge import CommandQueue, EventRouter, StepThread
+from aserve.engine.bridge import EventRouter, StepHost, ThreadHost
 from aserve.engine.generation import Generation
 from aserve.engine.lifecycle import Lifecycle, Status
 from aserve.engine.local_client import LocalClient
@@ -230,29 +229,24 @@ async def run_engine(
     config: EngineConfig,
     model_names: tuple[str, ...],
     join_timeout_s: float = 10.0,
+    make_host: Callable[[], StepHost] = ThreadHost,
 ) -> AsyncGenerator[Engine]:
     """Start the step thread, have it load the executor, and yield the engine when it is ready.
 
     On the way out every open generation is closed, the thread told to stop and joined. A thread that hangs is left
     behind after ``join_timeout_s``; one that is still loading is not waited for, it ends by itself when it has loaded.
+    ``make_host`` says where the step loop runs.
 
     Raises:
         whatever ``executor_factory`` raised, unchanged.
     """
-    recorder, lifecycle, commands = StatsRecorder(), Lifecycle(), CommandQueue()
-    router = EventRouter(recorder, lifecycle.receive, on_fault=partial(commands.put, Stop()))
+    recorder, lifecycle, host = StatsRecorder(), Lifecycle(), make_host()
+    commands = host.commands
+    router = EventRouter(recorder, lifecycle.receive, on_fault=partial(commands.put, Stop()), call_soon=host.call_soon)
     make_scheduler = partial(_make_scheduler, config)
-    thread = StepThread(
-        partial(
-            run_steps,
-            executor_factory,
-            make_scheduler,
-            take=commands.take,
-            publish=router.publish,
-            clock=time.perf_counter,
-        )
+    host.start(
+        run_steps(executor_factory, make_scheduler, take=commands.take, publish=router.publish, clock=host.clock)
     )
-    thread.start()
     try:
         capacity = await lifecycle.wait_started()
         client = LocalClient(
@@ -280,6 +274,6 @@ async def run_engine(
         if lifecycle.has_started:
             with anyio.move_on_after(join_timeout_s, shield=True):
                 await lifecycle.wait_stopped()
-            if not (lifecycle.has_stopped and thread.join(1.0)):
+            if not (lifecycle.has_stopped and host.join(1.0)):
                 logger.warning("the step thread did not end within %g s; it is left behind", join_timeout_s)
         router.close()

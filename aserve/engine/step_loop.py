@@ -1,14 +1,16 @@
 """The body of the step thread: apply commands, plan, submit, wait, commit, publish; asleep when there is no work.
 
 Knows neither threads nor event loops: it is given something to take commands from and something to publish to, so a
-test can turn it by hand. Sole caller of the scheduler and of the executor. Its target function ``run_steps`` turns
-every failure into exactly one ``Failed`` message.
+test can turn it by hand. Its whole life is ``run_steps``, an iterator that says before each move what that may block
+on: a thread just runs it to its end, a simulation lets virtual time pass instead. Sole caller of the scheduler and of
+the executor; every failure becomes exactly one ``Failed`` message.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from enum import Enum
 from typing import Protocol
 
 from aserve.core.capacity import Capacity
@@ -20,6 +22,15 @@ from aserve.scheduler import Scheduler, check_idle
 logger = logging.getLogger(__name__)
 
 
+class Pause(Enum):
+    """What the next move of the step loop may block on."""
+
+    LOADING = "loading"
+    COMMANDS = "commands"  # there is no work: until there is a command
+    TURN = "turn"  # nothing, but the event loop may act between two turns
+    DEVICE = "device"  # until the oldest step in flight is done
+
+
 class TakeCommands(Protocol):
     """Where commands come from: everything there is; with ``block``, not before there is something."""
 
@@ -27,7 +38,10 @@ class TakeCommands(Protocol):
 
 
 class StepLoop:
-    """Keeps one executor busy with one scheduler's plans. ``turn`` is one round; ``run`` goes on until told to stop."""
+    """Keeps one executor busy with one scheduler's plans. ``turn`` is one round; ``run`` goes on until told to stop.
+
+    A turn has two halves, ``begin`` and ``finish``: between them the thread waits for the device.
+    """
 
     def __init__(
         self,
@@ -46,37 +60,54 @@ class StepLoop:
         self._clock = clock
         self._num_in_flight = 0
         self._idle = False
+        self._admitted: tuple[RequestId, ...] = ()
+        self._turn_started_s = 0.0
         self._num_commands = 0
         self._num_steps = 0
         self._busy_s = 0.0
         self._wait_s = 0.0
 
-    def run(self) -> None:
-        while self.turn():
-            pass
+    def run(self) -> Generator[Pause]:
+        while True:
+            yield Pause.COMMANDS if self._idle else Pause.TURN
+            if not self.begin():
+                return
+            if not self._idle:
+                yield Pause.DEVICE
+            self.finish()
 
     def turn(self) -> bool:
-        """Do one round: at most one step is waited for. False when a stop was taken.
+        """Do one round: at most one step is waited for. False when a stop was taken."""
+        if not self.begin():
+            return False
+        self.finish()
+        return True
+
+    def begin(self) -> bool:
+        """Apply the commands and submit steps; False when a stop was taken.
 
         Cancels take effect before the next plan, and a round with commands publishes the numbers before it waits.
         """
         commands = self._take(block=self._idle)
-        started_s = self._clock()
+        self._turn_started_s = self._clock()
         if not self._apply(commands):
             return False
-        admitted = self._fill()
+        self._admitted = self._fill()
         if commands:
-            self._publish(self.report((), admitted))
-            admitted = ()
+            self._publish(self.report((), self._admitted))
+            self._admitted = ()
         self._idle = self._num_in_flight == 0
+        return True
+
+    def finish(self) -> None:
+        """Wait for the oldest step in flight, if there is one, and publish what it brought."""
         if not self._idle:
-            self._publish(self.report(self._finish_step(), admitted))
+            self._publish(self.report(self._finish_step(), self._admitted))
         elif self._scheduler.has_work:
             raise RuntimeError("S7: there is work, nothing in flight, and no plan")
         else:
             check_idle(self._scheduler)
-        self._busy_s += self._clock() - started_s
-        return True
+        self._busy_s += self._clock() - self._turn_started_s
 
     def report(self, events: tuple[TokenEvent, ...] = (), admitted: tuple[RequestId, ...] = ()) -> StepReport:
         """What is to be told now."""
@@ -126,12 +157,13 @@ def run_steps(
     take: TakeCommands,
     publish: Callable[[Message], None],
     clock: Callable[[], float],
-) -> None:
-    """Load, loop until a stop, close; the whole life of the step thread. Never raises.
+) -> Generator[Pause]:
+    """Load, loop until a stop, close; the whole life of the step thread, to be iterated to its end. Never raises.
 
     Publishes ``Loaded`` once the executor is there, ``Failed`` once if anything raises, and ``Stopped`` last. A
     failure while loading is for the caller to tell; one in the loop is logged here, where its traceback is whole.
     """
+    yield Pause.LOADING
     try:
         executor = make_executor()
     except BaseException as error:
@@ -142,7 +174,7 @@ def run_steps(
         loop = StepLoop(make_scheduler(executor.capacity), executor, take=take, publish=publish, clock=clock)
         publish(loop.report())
         publish(Loaded(executor.capacity))
-        loop.run()
+        yield from loop.run()
     except BaseException as error:
         logger.error("the step loop failed; no request can be served any more", exc_info=error)
         publish(Failed(error))

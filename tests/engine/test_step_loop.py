@@ -10,7 +10,7 @@ import pytest
 from aserve.core.errors import ModelLoadError
 from aserve.core.request import FinishReason, Request, SamplingParams
 from aserve.engine.messages import Cancel, Failed, Loaded, StepReport, Stop, Stopped, Submit
-from aserve.engine.step_loop import StepLoop, run_steps
+from aserve.engine.step_loop import Pause, StepLoop, run_steps
 from aserve.scheduler import Scheduler
 from aserve.testing import FakeExecutor
 
@@ -141,22 +141,23 @@ def test_busy_and_waiting_time_are_counted_by_the_clock(capacity):
 
 
 def run(make_executor, capacity, *turns):
-    """The messages of a whole thread life; one item of ``turns`` is taken per turn, then a stop."""
+    """Messages and pauses of a whole thread life; one item of ``turns`` is taken per turn, then a stop."""
     messages, left, now = [], [*turns, [Stop()]], iter(range(10**6))
-    run_steps(
+    moves = run_steps(
         make_executor, Scheduler, take=lambda block: left.pop(0), publish=messages.append, clock=lambda: next(now)
     )
-    return messages
+    return messages, list(moves)
 
 
 def test_a_whole_life(capacity):
     executor = FakeExecutor(capacity)
-    messages = run(lambda: executor, capacity, [Submit((request(max_tokens=1),))])
+    messages, pauses = run(lambda: executor, capacity, [Submit((request(max_tokens=1),))], [])
     assert isinstance(messages[0], StepReport)
     assert messages[1] == Loaded(capacity)
     assert messages[-1] == Stopped()
     assert executor.closed
     assert not any(isinstance(m, Failed) for m in messages)
+    assert pauses == [Pause.LOADING, Pause.TURN, Pause.DEVICE, Pause.TURN, Pause.COMMANDS]
 
 
 def test_a_failure_while_loading_is_told_not_logged(capacity, caplog):
@@ -165,7 +166,7 @@ def test_a_failure_while_loading_is_told_not_logged(capacity, caplog):
     def load():
         raise error
 
-    assert run(load, capacity) == [Failed(error), Stopped()]
+    assert run(load, capacity) == ([Failed(error), Stopped()], [Pause.LOADING])
     assert not caplog.records
 
 
@@ -179,7 +180,7 @@ def test_a_failing_step_is_told_once_logged_once_and_closes_the_executor(capacit
             if closing_fails:
                 raise OSError("cannot close")
 
-    messages = run(lambda: Closing(capacity, fail_at_step=1), capacity, [Submit((request(max_tokens=9),))], [], [])
+    messages, _ = run(lambda: Closing(capacity, fail_at_step=1), capacity, [Submit((request(max_tokens=9),))], [], [])
     assert [type(m) for m in messages[-2:]] == [Failed, Stopped]
     assert sum(isinstance(m, Failed) for m in messages) == 1
     assert "injected failure" in str(messages[-2].error)
@@ -191,5 +192,5 @@ def test_a_failing_step_is_told_once_logged_once_and_closes_the_executor(capacit
 
 def test_a_failing_submission_is_a_failure_too(capacity):
     too_long = request(prompt=tuple(range(200)))
-    messages = run(lambda: FakeExecutor(capacity), capacity, [Submit((too_long,))])
+    messages, _ = run(lambda: FakeExecutor(capacity), capacity, [Submit((too_long,))])
     assert isinstance(messages[-2].error, AssertionError)
