@@ -84,13 +84,16 @@ def bytes_moved(operation: Operation, inputs: Inputs) -> int:
             return 2 * size("x", "residual") + size("weight")
         case "rotary":
             return 2 * size("q", "k") + len(inputs["positions"]) * inputs["cos_sin"].shape[1] * 4
-        case "silu_and_mul":
+        case "silu_and_mul" | "gelu_tanh_and_mul":
             return size("x") * 3 // 2
         case "store_kv":
             return 2 * size("k", "v")
         case "paged_attention":
             row = inputs["k_cache"][0, 0]
-            return 2 * size("q") + 2 * int(inputs["seq_lens"].sum()) * row.numel() * row.element_size()
+            query_lens = inputs["cu_seqlens_q"].diff()
+            window = inputs["window"] or inputs["max_seq_len"]
+            visible = inputs["seq_lens"].minimum(query_lens + window - 1).sum()
+            return 2 * size("q") + 2 * int(visible) * row.numel() * row.element_size()
         case _:
             return size("logits")
 

@@ -65,7 +65,7 @@ def make_inputs(
 def _make_rms_norm(make: Maker, shape: Shape) -> Inputs:
     *rows, size = shape["x"]
     x = make.normal(*rows, size + shape.get("gap", 0))[..., :size]
-    return {"x": x, "weight": make.normal(size), "eps": 1e-5}
+    return {"x": x, "weight": make.normal(size, dtype=shape.get("weight")), "eps": 1e-5}
 
 
 def _make_fused_add_rms_norm(make: Maker, shape: Shape) -> Inputs:
@@ -73,7 +73,7 @@ def _make_fused_add_rms_norm(make: Maker, shape: Shape) -> Inputs:
     return {
         "x": make.normal(tokens, size),
         "residual": make.normal(tokens, size),
-        "weight": make.normal(size),
+        "weight": make.normal(size, dtype=shape.get("weight")),
         "eps": 1e-6,
     }
 
@@ -100,7 +100,7 @@ def _make_rotary(make: Maker, shape: Shape) -> Inputs:
     }
 
 
-def _make_silu_and_mul(make: Maker, shape: Shape) -> Inputs:
+def _make_gate_and_up(make: Maker, shape: Shape) -> Inputs:
     tokens, size = shape["x"]
     return {"x": make.normal(tokens, 2 * size + shape.get("gap", 0))[:, : 2 * size]}
 
@@ -145,6 +145,7 @@ def _make_paged_attention(make: Maker, shape: Shape) -> Inputs:
         "max_seq_len": max(seq_lens),
         "scale": shape["dim"] ** -0.5,
         "window": shape.get("window"),
+        "softcap": shape.get("softcap"),
     }
 
 
@@ -186,6 +187,7 @@ def _make_sample(make: Maker, shape: Shape) -> Inputs:
 
 
 _SMOL = MappingProxyType({"heads": 9, "kv_heads": 3, "dim": 64})
+_GEMMA = MappingProxyType({"heads": 4, "kv_heads": 1, "dim": 256})
 _QWEN = MappingProxyType({"heads": 28, "kv_heads": 4, "dim": 128})
 _ODD = MappingProxyType({"heads": 6, "kv_heads": 2, "dim": 20})
 
@@ -209,7 +211,12 @@ _ATTENTION_SHAPES: Final[tuple[Shape, ...]] = (
     _mixed(_ODD, [30, 1, 9], [30, 61, 77], block_size=8, window=10),
     _mixed({"heads": 7, "kv_heads": 1, "dim": 16, "apart": True}, [25, 1], [25, 40], block_size=1),
     _mixed({"heads": 2, "kv_heads": 2, "dim": 32}, [0, 3, 1], [4, 3, 18], in_order=True),
+    _decode(_ODD, [33, 1, 70], block_size=8, window=9, softcap=0.8),
+    _mixed(_ODD, [1, 23, 30], [50, 23, 41], block_size=24, softcap=1.5),
 )
+
+_GATED_SHAPES: Final[tuple[Shape, ...]] = ({"x": (1, 1536)}, {"x": (5, 33), "gap": 3}, {"x": (3, 1030)})
+_WIDE_WEIGHT: Final = {"weight": torch.float32}  # of Gemma's norms
 
 _OPERATIONS = (
     Operation(
@@ -217,7 +224,14 @@ _OPERATIONS = (
         _make_rms_norm,
         (),
         (),
-        ({"x": (1, 576)}, {"x": (5, 63), "gap": 5}, {"x": (3, 4, 64), "gap": 0}, {"x": (2, 3, 16), "gap": 2}),
+        (
+            {"x": (1, 576)},
+            {"x": (5, 63), "gap": 5},
+            {"x": (3, 4, 64), "gap": 0},
+            {"x": (2, 3, 16), "gap": 2},
+            {"x": (1, 640), **_WIDE_WEIGHT},
+            {"x": (3, 4, 32), "gap": 3, **_WIDE_WEIGHT},
+        ),
         tuple({"x": (tokens, size)} for size in (576, 3584) for tokens in (1, 8, 32, 512)),
     ),
     Operation(
@@ -225,7 +239,13 @@ _OPERATIONS = (
         _make_fused_add_rms_norm,
         ("x", "residual"),
         (),
-        ({"x": (1, 576)}, {"x": (7, 33)}, {"x": (2, 1025)}),
+        (
+            {"x": (1, 576)},
+            {"x": (7, 33)},
+            {"x": (2, 1025)},
+            {"x": (1, 640), **_WIDE_WEIGHT},
+            {"x": (3, 33), **_WIDE_WEIGHT},
+        ),
         tuple({"x": (tokens, size)} for size in (576, 3584) for tokens in (1, 8, 32, 512)),
     ),
     Operation(
@@ -244,11 +264,19 @@ _OPERATIONS = (
     ),
     Operation(
         "silu_and_mul",
-        _make_silu_and_mul,
+        _make_gate_and_up,
         (),
         (),
-        ({"x": (1, 1536)}, {"x": (5, 33), "gap": 3}, {"x": (3, 1030)}),
+        _GATED_SHAPES,
         tuple({"x": (tokens, size)} for size in (1536, 18944) for tokens in (1, 8, 32, 512)),
+    ),
+    Operation(
+        "gelu_tanh_and_mul",
+        _make_gate_and_up,
+        (),
+        (),
+        _GATED_SHAPES,
+        tuple({"x": (tokens, size)} for size in (2048, 9216) for tokens in (1, 8, 32, 512)),
     ),
     Operation(
         "store_kv",
@@ -277,6 +305,9 @@ _OPERATIONS = (
             _mixed(_SMOL, [512], [512]),
             _mixed(_SMOL, [256], [1500]),
             _mixed(_SMOL, [128] + [1] * 8, [128] + [160] * 8),
+            _decode(_GEMMA, [2000] * 8, window=512),
+            _decode(_GEMMA, [2000] * 8, softcap=50.0),
+            _mixed(_GEMMA, [512], [1500], window=512),
         ),
     ),
     Operation(

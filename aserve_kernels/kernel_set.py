@@ -19,8 +19,9 @@ class RmsNorm(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
         """Normalise the last dimension of ``x``, [T, H] or [T, heads, H], and scale it by ``weight`` [H].
 
-        Tokens and heads may be strided, the last dimension is contiguous. Accumulates in float32 and rounds to x's
-        dtype before the scale, as the reference models do. ``out`` may be ``x``.
+        Tokens and heads may be strided, the last dimension is contiguous. Accumulates in float32. A weight of x's
+        dtype scales what was rounded to that dtype, as in Llama; a float32 weight beside a narrower x scales in
+        float32 before the one rounding, as in Gemma. ``out`` may be ``x``.
         """
         ...
 
@@ -31,7 +32,8 @@ class FusedAddRmsNorm(Protocol):
     def __call__(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Return (norm(x + residual), x + residual), both [T, H] in x's dtype.
 
-        The sum is rounded to x's dtype first. Both arguments may be overwritten and returned.
+        The sum is rounded to x's dtype first; the weight's dtype means what it does for ``RmsNorm``. Both arguments
+        may be overwritten and returned.
         """
         ...
 
@@ -56,6 +58,18 @@ class SiluAndMul(Protocol):
         """Return silu(x[:, :I]) * x[:, I:] for ``x`` [T, 2 I], as [T, I], computed in float32.
 
         The silu may be rounded to x's dtype before the product, as it is in the reference models.
+        """
+        ...
+
+
+class GeluTanhAndMul(Protocol):
+    """The gated activation of Gemma's MLP."""
+
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Return gelu(x[:, :I]) * x[:, I:] for ``x`` [T, 2 I], as [T, I], computed in float32.
+
+        gelu(g) is g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 g^3))). It may be rounded to x's dtype before the
+        product, as it is in the reference models. Token rows of ``x`` may be strided.
         """
         ...
 
@@ -87,6 +101,7 @@ class PagedAttention(Protocol):
         max_seq_len: int,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Return attention outputs [T, Hq, D] in q's dtype; softmax in float32.
@@ -95,12 +110,14 @@ class PagedAttention(Protocol):
         step's own tokens; ``block_tables`` [S, B] int32; sequence s has queries ``cu_seqlens_q[s]`` to
         ``cu_seqlens_q[s + 1]`` ([S + 1] int32), which are the last of its ``seq_lens[s]`` ([S] int32) positions. A
         query at position p sees positions max(0, p - window + 1) to p. Query head h reads KV head h // (Hq / Hkv).
+        Scores are scale * q k^T, and with ``softcap`` c > 0 then c * tanh(score / c).
 
         ``max_query_len`` and ``max_seq_len`` are at least the true ones. A sequence of length 0, which pads a batch,
         gets zeros. Table entries past a sequence's last block name one of its own blocks, and what its blocks hold
         past its length is finite: nothing of that reaches the sequence. (A backend may read it and give it the
         weight 0, which would not hide a NaN; clearing a block when it is handed out is cheaper than clearing what is
-        read in every layer of every step.)
+        read in every layer of every step.) Entries whose whole block lies behind the window of the sequence's first
+        query name any block, perhaps another sequence's: a backend does not let that in even with the weight 0.
         """
         ...
 
@@ -142,6 +159,7 @@ class KernelSet:
     fused_add_rms_norm: FusedAddRmsNorm
     rotary: Rotary
     silu_and_mul: SiluAndMul
+    gelu_tanh_and_mul: GeluTanhAndMul
     store_kv: StoreKv
     paged_attention: PagedAttention
     sample: Sample

@@ -32,10 +32,12 @@ def paged_attention(
     max_seq_len: int,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return softmax(scale * q k^T, causal and within the window) v."""
+    """Return softmax(capped scale * q k^T, causal and within the window) v."""
     cache = _Cache(k_cache, v_cache, block_tables)
+    scores = _Scores(scale, softcap)
     bounds, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
     reach = max_seq_len if window is None else window
     result = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -47,10 +49,27 @@ def paged_attention(
         elif end - row == 1:
             decodes.append(_Decode(s, row, max(0, length - reach), length))
         elif end > row:
-            _attend_chunk(q[row:end], cache, s, length, scale, reach, out=result[row:end])
+            _attend_chunk(q[row:end], cache, s, length, scores, reach, out=result[row:end])
     for group in _groups(decodes) if len(decodes) > 1 else (decodes,):
-        _attend_group(q, cache, group, scale, out=result)
+        _attend_group(q, cache, group, scores, out=result)
     return result
+
+
+class _Scores(NamedTuple):
+    """How scores are made of q k^T."""
+
+    scale: float
+    softcap: float | None
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
+        """Return attention of queries [..., L, D] to keys and values [..., K, D]; causal from position 0 if asked."""
+        if self.softcap is None:
+            return F.scaled_dot_product_attention(q, keys, values, mask, is_causal=causal, scale=self.scale)
+        assert not causal, "torch's attention caps nothing, and this form takes a mask"
+        scores = (q @ keys.transpose(-1, -2)).float().mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
+        if mask is not None:
+            scores += mask
+        return scores.softmax(dim=-1).to(q.dtype) @ values
 
 
 class _Decode(NamedTuple):
@@ -88,12 +107,12 @@ class _Cache(NamedTuple):
 
 
 def _attend_chunk(
-    q: Tensor, cache: _Cache, sequence: int, length: int, scale: float, reach: int, *, out: Tensor
+    q: Tensor, cache: _Cache, sequence: int, length: int, scores: _Scores, reach: int, *, out: Tensor
 ) -> None:
     """Write the outputs of a prefill chunk, queries [L, Hq, D] that see ``reach`` positions up to their own."""
     start = length - len(q)
-    if start == 0 and reach >= length:
-        out.copy_(_attention(q, *cache.read(sequence, 0, length), scale, mask=None))
+    if start == 0 and reach >= length and scores.softcap is None:
+        out.copy_(_attention(q, *cache.read(sequence, 0, length), scores, mask=None))
         return
     first_key = max(0, start - reach + 1)
     keys, values = cache.read(sequence, first_key, length)
@@ -107,18 +126,16 @@ def _attend_chunk(
         if reach < length:
             hidden += mask.tril_(tile - low - reach)
         rows = slice(tile - start, tile_end - start)
-        out[rows] = _attention(q[rows], keys[span], values[span], scale, hidden)
+        out[rows] = _attention(q[rows], keys[span], values[span], scores, hidden)
 
 
-def _attention(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+def _attention(q: Tensor, keys: Tensor, values: Tensor, scores: _Scores, mask: Tensor | None) -> Tensor:
     """Return [L, Hq, D] for queries [L, Hq, D] of one sequence; causal from position 0 without a mask."""
     num_kv_heads = keys.shape[1]
     grouped = q.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)  # [Hkv, group, L, D]
     # The KV heads are the batch, and shared within it by a stride of 0.
     keys, values = (x.transpose(0, 1).unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values))
-    attended = F.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
-    )
+    attended = scores.attend(grouped, keys, values, mask, causal=mask is None)
     return attended.permute(2, 0, 1, 3).flatten(1, 2)
 
 
@@ -139,7 +156,7 @@ def _groups(decodes: list[_Decode]) -> Iterator[list[_Decode]]:
         yield group
 
 
-def _attend_group(q: Tensor, cache: _Cache, group: list[_Decode], scale: float, *, out: Tensor) -> None:
+def _attend_group(q: Tensor, cache: _Cache, group: list[_Decode], scores: _Scores, *, out: Tensor) -> None:
     """Write the outputs of decode rows."""
     if not group:
         return
@@ -147,26 +164,24 @@ def _attend_group(q: Tensor, cache: _Cache, group: list[_Decode], scale: float, 
         [decode] = group
         keys, values = (x.unsqueeze(0) for x in cache.read(decode.sequence, decode.start, decode.end))
         rows = slice(decode.row, decode.row + 1)
-        _attend_rows(q[rows], keys, values, scale, None, out=out[rows])
+        _attend_rows(q[rows], keys, values, scores, None, out=out[rows])
         return
     keys, values, mask = _gather_group(cache, group, q.dtype)
     rows = [decode.row for decode in group]
     if rows == list(range(len(q))):
-        _attend_rows(q, keys, values, scale, mask, out=out)
+        _attend_rows(q, keys, values, scores, mask, out=out)
     else:
         index = torch.tensor(rows, device=q.device)
         selected = q.index_select(0, index)
-        _attend_rows(selected, keys, values, scale, mask, out=selected)
+        _attend_rows(selected, keys, values, scores, mask, out=selected)
         out.index_copy_(0, index, selected)
 
 
-def _attend_rows(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None, *, out: Tensor) -> None:
+def _attend_rows(q: Tensor, keys: Tensor, values: Tensor, scores: _Scores, mask: Tensor | None, *, out: Tensor) -> None:
     """Write [n, Hq, D] for one query [Hq, D] and keys [L, Hkv, D] of each of n sequences; ``out`` may be ``q``."""
     # The query heads of a KV head take the place of the query tokens in torch's attention.
     shape = (len(q), keys.shape[2], -1, q.shape[2])  # [n, Hkv, group, D]
-    attended = F.scaled_dot_product_attention(
-        q.view(shape), keys.transpose(1, 2), values.transpose(1, 2), mask, scale=scale
-    )
+    attended = scores.attend(q.view(shape), keys.transpose(1, 2), values.transpose(1, 2), mask)
     out.view(shape).copy_(attended)
 
 

@@ -18,8 +18,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
         row = x32.reshape(size)
         mean_square = float(torch.dot(row, row)) / size
         # A tensor times a Python number is computed in float32 and rounded once to the tensor's dtype.
-        normed = x * (mean_square + eps) ** -0.5
+        normed = (x if weight.dtype == x.dtype else x32) * (mean_square + eps) ** -0.5
     else:
         scale = torch.linalg.vector_norm(x32, dim=-1, keepdim=True).square_().mul_(1 / size).add_(eps).rsqrt_()
-        normed = (x32 * scale).to(x.dtype)
-    return normed.mul_(weight) if out is None else torch.mul(normed, weight, out=out)
+        normed = (x32 * scale).to(weight.dtype)
+    # Into another dtype, torch multiplies in the wider one and rounds once.
+    return normed.mul_(weight).to(x.dtype) if out is None else torch.mul(normed, weight, out=out)

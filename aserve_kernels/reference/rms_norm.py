@@ -10,5 +10,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
     x32 = x.float()
     normed = x32 * torch.rsqrt(x32.square().mean(dim=-1, keepdim=True) + eps)
-    result = normed.to(x.dtype) * weight
+    result = (normed.to(weight.dtype) * weight).to(x.dtype)
     return result if out is None else out.copy_(result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aserve_kernels.kernel_set import KernelSet
 from aserve_kernels.triton import (
     fused_add_rms_norm,
+    gelu_tanh_and_mul,
     paged_attention,
     rms_norm,
     rotary,
@@ -21,6 +22,7 @@ KERNELS = KernelSet(
     fused_add_rms_norm=fused_add_rms_norm.fused_add_rms_norm,
     rotary=rotary.rotary,
     silu_and_mul=silu_and_mul.silu_and_mul,
+    gelu_tanh_and_mul=gelu_tanh_and_mul.gelu_tanh_and_mul,
     store_kv=store_kv.store_kv,
     paged_attention=paged_attention.paged_attention,
     sample=sample.sample,

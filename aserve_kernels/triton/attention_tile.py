@@ -33,6 +33,7 @@ class Batch:
     seq_lens: Tensor
     scale: float
     window: int
+    softcap: float | None
     out: Tensor
 
     @property
@@ -53,6 +54,7 @@ class Batch:
             "GROUP": self.group,
             "BLOCK_SIZE": self.k_cache.shape[1],
             "BLOCK_D": max(16, next_power_of_2(head_dim)),
+            "CAP": 0.0 if self.softcap is None else self.softcap * math.log2(math.e),
             # Triton's interpreter, which is what runs on the CPU, has no bfloat16 products.
             "WIDEN": self.q.device.type == "cpu",
         }
@@ -85,12 +87,14 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    CAP: tl.constexpr,
     TILE: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """Return (acc [BLOCK_M, BLOCK_D], maximum [BLOCK_M], sum [BLOCK_M]) of rows q over keys [low, high).
 
-    The softmax is in base 2 and not yet divided by its sum. k_ptr and v_ptr point at the KV head.
+    The softmax is in base 2 and not yet divided by its sum. k_ptr and v_ptr point at the KV head; CAP is that of
+    scores in base 2, 0 for none. What lies behind the window of the first row is not loaded, whatever low is.
     """
     if WIDEN:
         q = q.to(tl.float32)
@@ -99,9 +103,10 @@ def attend(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    behind = tl.min(query_positions, axis=0) - window
     for first in range(low, high, TILE):
         positions = first + offsets
-        inside = positions < high
+        inside = (positions < high) & (positions > behind)
         blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         rows = blocks * block_stride + (positions % BLOCK_SIZE) * position_stride
         loaded = inside[:, None] & (channels < D)[None, :]
@@ -109,6 +114,8 @@ def attend(
         if WIDEN:
             k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        if CAP > 0:  # tanh(x) = 2 sigmoid(2 x) - 1
+            scores = CAP * (2.0 * tl.sigmoid(scores * (2.0 / CAP)) - 1.0)
         distance = query_positions[:, None] - positions[None, :]
         scores = tl.where((distance >= 0) & (distance < window), scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))

@@ -54,6 +54,7 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    CAP: tl.constexpr,
     TILE: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
@@ -96,6 +97,7 @@ def _decode_kernel(
         BLOCK_SIZE,
         BLOCK_M,
         BLOCK_D,
+        CAP,
         TILE,
         WIDEN,
     )

@@ -30,7 +30,7 @@ def _fused_add_rms_norm_kernel(
     total32 = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total32 * total32, axis=0) / size + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
-    normed = (total32 * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)
+    normed = (total32 * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
     tl.store(x_ptrs, normed.to(x.dtype), mask=inside)
 
 

@@ -28,12 +28,13 @@ def paged_attention(
     max_seq_len: int,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return softmax(scale * q k^T, causal and within the window) v."""
+    """Return softmax(capped scale * q k^T, causal and within the window) v."""
     result = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     reach = _NO_WINDOW if window is None else window
-    batch = Batch(q, k_cache, v_cache, block_tables, cu_seqlens_q, seq_lens, scale, reach, result)
+    batch = Batch(q, k_cache, v_cache, block_tables, cu_seqlens_q, seq_lens, scale, reach, softcap, result)
     if max_query_len > 1:
         attend_prefills(batch)
     if len(q) == 1 or len(seq_lens) > 1:

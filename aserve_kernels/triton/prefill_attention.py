@@ -41,6 +41,7 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    CAP: tl.constexpr,
     TILE: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
@@ -91,6 +92,7 @@ def _prefill_kernel(
         BLOCK_SIZE,
         BLOCK_M,
         BLOCK_D,
+        CAP,
         TILE,
         WIDEN,
     )

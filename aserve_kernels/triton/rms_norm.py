@@ -35,7 +35,7 @@ def _rms_norm_kernel(
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32, axis=0) / size + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
-    normed = (x32 * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)
+    normed = (x32 * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
     tl.store(out_ptr + token * out_token_stride + head * out_head_stride + columns, normed.to(x.dtype), mask=inside)
 
 

@@ -30,7 +30,10 @@ def naive(inputs):
             values = torch.stack([inputs["v_cache"][place] for place in places]).double()
             for head in range(q.shape[1]):
                 kv_head = head * num_kv_heads // q.shape[1]
-                weights = torch.softmax(keys[:, kv_head] @ q[row, head] * inputs["scale"], dim=0)
+                scores = keys[:, kv_head] @ q[row, head] * inputs["scale"]
+                if inputs["softcap"]:
+                    scores = inputs["softcap"] * torch.tanh(scores / inputs["softcap"])
+                weights = torch.softmax(scores, dim=0)
                 out[row, head] = weights @ values[:, kv_head]
     return out
 
@@ -56,6 +59,7 @@ def test_backends_agree_with_the_reference(backend, reference, dtype, shape):
         {"heads": 2, "kv_heads": 1, "dim": 16, "block_size": 16, "query_lens": [300], "seq_lens": [700]},
         {"heads": 2, "kv_heads": 1, "dim": 16, "block_size": 16, "query_lens": [600], "seq_lens": [600], "window": 130},
         {"heads": 2, "kv_heads": 1, "dim": 16, "block_size": 16, "query_lens": [290], "seq_lens": [290]},
+        {"heads": 2, "kv_heads": 1, "dim": 16, "block_size": 16, "query_lens": [290], "seq_lens": [290], "softcap": 1},
         # decodes of very different lengths, more than one group of them
         {"heads": 2, "kv_heads": 1, "dim": 16, "block_size": 16, "query_lens": [1] * 5,
          "seq_lens": [2500, 3, 9, 2400, 1200]},
@@ -97,6 +101,34 @@ def test_nothing_of_what_lies_behind_its_end_reaches_a_sequence(backend, shape):
     for cache in (inputs["k_cache"], inputs["v_cache"]):
         cache[~owned] = 1e30
     torch.testing.assert_close(backend.kernels.paged_attention(**inputs), expected)
+
+
+WINDOWED = [
+    {"heads": 4, "kv_heads": 2, "dim": 16, "block_size": 4, "query_lens": [1] * 3, "seq_lens": [90, 33, 4],
+     "window": 6},
+    {"heads": 4, "kv_heads": 2, "dim": 16, "block_size": 4, "query_lens": [11], "seq_lens": [90], "window": 6},
+    {"heads": 4, "kv_heads": 2, "dim": 16, "block_size": 8, "query_lens": [30, 1, 3], "seq_lens": [75, 61, 3],
+     "window": 10, "softcap": 2.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", WINDOWED, ids=str)
+@pytest.mark.parametrize("name", ["reference", "backend"])
+def test_blocks_behind_the_window_are_not_let_in(backend, reference, name, shape):
+    """They may belong to another sequence by now, and hold NaN."""
+    kernels = reference if name == "reference" else backend.kernels
+    inputs = make_inputs(OPERATION, shape, dtype=torch.float32, device=backend.device)
+    expected = reference.paged_attention(**inputs)
+    block_size, bounds = shape["block_size"], inputs["cu_seqlens_q"].tolist()
+    num_blocks = len(inputs["k_cache"])
+    for cache in ("k_cache", "v_cache"):
+        spoiled = torch.full_like(inputs[cache][:1], math.nan)
+        inputs[cache] = torch.cat((inputs[cache], spoiled))
+    for s, seq_len in enumerate(shape["seq_lens"]):
+        first_query = seq_len - (bounds[s + 1] - bounds[s])
+        num_hidden = max(0, first_query - shape["window"] + 1) // block_size
+        inputs["block_tables"][s, :num_hidden] = num_blocks
+    torch.testing.assert_close(kernels.paged_attention(**inputs), expected)
 
 
 @pytest.mark.parametrize("shape", OPERATION.shapes, ids=str)

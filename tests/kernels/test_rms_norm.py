@@ -43,3 +43,18 @@ def test_the_input_is_kept_unless_it_is_the_output(backend, dtype):
 def test_a_row_of_zeros_stays_zero(backend, dtype):
     x = torch.zeros(2, 16, dtype=dtype, device=backend.device)
     assert not backend.kernels.rms_norm(x, torch.ones_like(x[0]), 1e-6).any()
+
+
+def test_a_float32_weight_scales_before_the_one_rounding(backend):
+    """As Gemma's models do. In Llama's way one norm of this row would be another number."""
+    if backend.interpreted:
+        pytest.skip("Triton's interpreter cuts bfloat16 off instead of rounding")
+    x = torch.tensor([[1.0, 2.0, 3.0, 5.0]] * 2, dtype=torch.bfloat16, device=backend.device)
+    weight = torch.full((4,), 1.003, device=backend.device)
+    exact = x[0].double() / x[0].double().square().mean().sqrt() * 1.003
+    for rows in (x, x[:1]):
+        normed = backend.kernels.rms_norm(rows, weight, 0.0)
+        assert normed.dtype == torch.bfloat16
+        assert torch.equal(normed, exact.bfloat16().expand_as(rows))
+    rounded_twice = backend.kernels.rms_norm(x, weight.bfloat16(), 0.0)
+    assert not torch.equal(rounded_twice, normed.expand_as(x))

@@ -36,7 +36,7 @@ kernels = load("triton")
 """
 EVERY_KERNEL = """
 for operation in OPERATIONS.values():
-    for shape in (*operation.shapes[:2], *operation.shapes[-2:], operation.bench_shapes[-1]):
+    for shape in (*operation.shapes[:2], *operation.shapes[-3:], operation.bench_shapes[-1]):
         inputs = make_inputs(operation, shape, dtype=torch.bfloat16)
         inputs = {name: x.to("meta") if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         getattr(kernels, operation.name)(**inputs)
