@@ -111,7 +111,8 @@ class FakeExecutor:
             table.clear()
             self._seeds[row.slot] = row.new.sampling.seed
             self._num_logprobs[row.slot] = row.new.sampling.num_logprobs
-        table.extend(row.new_block_ids)
+        for block_ids in row.new_block_ids:
+            table.extend(block_ids)
         size = self._capacity.block_size
         for offset, token in enumerate(row.token_ids):
             place = row.start + offset

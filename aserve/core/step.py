@@ -19,6 +19,9 @@ PENDING = -1
 INVALID_TOKEN = -2
 """In a result: the row's logits were not finite, so nothing could be sampled."""
 
+NO_BLOCK = -1
+"""In a block table: a position behind the group's window, which no row reads any more."""
+
 
 class NewSequence(NamedTuple):
     """What the executor needs once, when a slot is given to a sequence (at admission and after each preemption).
@@ -40,7 +43,8 @@ class ScheduledSequence(NamedTuple):
     Attributes:
         slot: index in ``[0, max_num_seqs)`` of the executor's per-sequence state; unique within a plan.
         token_ids: ids, or ``PENDING`` alone for the token that the step in flight samples for this slot.
-        new_block_ids: appended to the slot's block table by this row (the whole table when ``new`` is set).
+        new_block_ids: per KV group, appended to the slot's block table by this row (the whole table when ``new`` is
+            set; ``NO_BLOCK`` stands behind the window), equally many for each group; () when the row brings none.
         samples: whether the row's last position samples the next token.
         new: set when the slot starts afresh; the executor forgets whatever the slot held.
     """
@@ -49,17 +53,33 @@ class ScheduledSequence(NamedTuple):
     slot: int
     start: int
     token_ids: tuple[int, ...]
-    new_block_ids: tuple[int, ...]
+    new_block_ids: tuple[tuple[int, ...], ...]
     samples: bool
     new: NewSequence | None
 
 
+class BlockCopy(NamedTuple):
+    """The whole content of a block, all layers of its group, between the KV cache and a slot of host memory."""
+
+    block_id: int
+    host_slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: prefill chunks and decodes mixed, in order. ``step_id`` counts up by one."""
+    """One step: prefill chunks and decodes mixed, in order. ``step_id`` counts up by one.
+
+    The executor performs all ``saves``, then all ``restores``, then the rows, after everything of the plan before.
+
+    Attributes:
+        saves: blocks to be copied to host memory before anything overwrites them; no host slot twice.
+        restores: blocks to be filled from host memory, from a slot of this plan's saves or of an earlier one's.
+    """
 
     step_id: int
     sequences: tuple[ScheduledSequence, ...]
+    saves: tuple[BlockCopy, ...] = ()
+    restores: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

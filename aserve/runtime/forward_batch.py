@@ -58,8 +58,7 @@ class BatchBuilder:
         self._block_size = capacity.block_size
         self._kv_caches = kv_caches
         self._device = device
-        width = capacity.num_blocks_for(capacity.max_length)
-        self._tables = np.zeros((capacity.max_num_seqs, width), np.int32)
+        self._tables = np.zeros((capacity.max_num_seqs, capacity.table_width), np.int32)
         self._num_blocks = [0] * capacity.max_num_seqs
         self._last_tokens = torch.zeros(capacity.max_num_seqs, dtype=torch.int64, device=device)
 
@@ -105,11 +104,12 @@ class BatchBuilder:
     def _grow_tables(self, plan: StepPlan) -> None:
         counts = self._num_blocks
         fresh: list[int] = []
-        for _, slot, start, _, block_ids, _, new in plan.sequences:
+        for _, slot, start, _, group_block_ids, _, new in plan.sequences:
             if new is not None:
                 counts[slot] = 0
-                self._tables[slot] = block_ids[0]
-            if block_ids:
+                self._tables[slot] = group_block_ids[0][0]
+            if group_block_ids:
+                (block_ids,) = group_block_ids
                 count = counts[slot]
                 counts[slot] = end = count + len(block_ids)
                 self._tables[slot, count:end] = block_ids

@@ -36,7 +36,7 @@ def largest_plan(*, max_num_seqs: int, max_batch_tokens: int, max_length: int, b
         blocks = tuple(range(next_block, next_block - (-length // block_size)))
         next_block += len(blocks)
         new = NewSequence(_EVERYTHING, length, ())
-        rows.append(ScheduledSequence(f"profile-{i}", i, 0, (0,) * length, blocks, True, new))
+        rows.append(ScheduledSequence(f"profile-{i}", i, 0, (0,) * length, (blocks,), True, new))
     return StepPlan(0, tuple(rows))
 
 
@@ -52,7 +52,7 @@ def smallest_plans(num_tokens: int, block_size: int) -> tuple[StepPlan, ...]:
 
 def make_runner(model: Model, plan: StepPlan, *, max_num_seqs: int, max_length: int, block_size: int) -> ModelRunner:
     """Return a runner with room for the plan and for the tokens it samples."""
-    num_blocks = sum(len(row.new_block_ids) for row in plan.sequences) + 1
+    num_blocks = sum(len(blocks) for row in plan.sequences for blocks in row.new_block_ids) + 1
     capacity = Capacity(
         num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_batch_tokens=plan.num_tokens,
         max_model_len=max_length + 1,

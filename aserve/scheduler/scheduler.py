@@ -264,7 +264,7 @@ class Scheduler:
         if announced == 0:
             new = NewSequence(sequence.request.sampling, len(sequence.request.prompt_token_ids), tuple(tokens[:start]))
         table = sequence.block_table
-        blocks = tuple(table[announced:]) if len(table) > announced else ()
+        blocks = (tuple(table[announced:]),) if len(table) > announced else ()
         sequence.num_announced_blocks = len(table)
         samples = end == num_values + sequence.num_pending
         return ScheduledSequence(sequence.request.request_id, sequence.slot, start, token_ids, blocks, samples, new)

@@ -210,7 +210,7 @@ def test_a_sequence_with_logits_that_are_not_finite_fails_alone(
 def test_chunks_without_a_sampling_row(make_executor: Any) -> None:
     executor = make_executor()
     new = NewSequence(GREEDY, 4, ())
-    executor.submit(StepPlan(0, (ScheduledSequence("a", 0, 0, (1, 2), (0,), False, new),)))
+    executor.submit(StepPlan(0, (ScheduledSequence("a", 0, 0, (1, 2), ((0,),), False, new),)))
     result = executor.wait()
     assert (result.step_id, result.sampled, dict(result.logprobs)) == (0, (), {})
 
@@ -219,7 +219,7 @@ def test_results_come_in_order_and_close_is_idempotent(make_executor: Any) -> No
     executor = make_executor(max_in_flight=2)
     new = NewSequence(GREEDY, 1, ())
     for step in range(2):
-        executor.submit(StepPlan(step, (ScheduledSequence("a", step, 0, (1,), (step,), True, new),)))
+        executor.submit(StepPlan(step, (ScheduledSequence("a", step, 0, (1,), ((step,),), True, new),)))
     assert [executor.wait().step_id, executor.wait().step_id] == [0, 1]
     executor.close()
     executor.close()

@@ -19,9 +19,9 @@ def make_builder() -> BatchBuilder:
 
 
 def build(builder: BatchBuilder, *rows: tuple[int, int, tuple[int, ...], tuple[int, ...], bool]) -> ForwardBatch:
-    """Rows are (slot, start, token_ids, new_block_ids, new)."""
+    """Rows are (slot, start, token_ids, new_block_ids, new), of one group."""
     plan = StepPlan(
-        0, tuple(ScheduledSequence("r", slot, start, ids, blocks, True, NEW if new else None)
+        0, tuple(ScheduledSequence("r", slot, start, ids, (blocks,) if blocks else (), True, NEW if new else None)
                  for slot, start, ids, blocks, new in rows)
     )  # fmt: skip
     return builder.build(plan, PlanColumns.of(plan))

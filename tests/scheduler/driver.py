@@ -137,7 +137,8 @@ class Driver:
             table = self.tables.setdefault(row.slot, [])
             if row.new is not None:
                 table.clear()
-            table.extend(row.new_block_ids)
+            for block_ids in row.new_block_ids:
+                table.extend(block_ids)
             end = row.start + len(row.token_ids)
             for block in table[row.start // size : -(-end // size)]:
                 for earlier in self.touched:
