@@ -153,7 +153,9 @@ class ServerConfig:
         cors_origin: Origins whose pages may call the server from a browser; * allows all.
         tls_certificate: PEM file with the certificate chain; turns on HTTPS with HTTP/2 by ALPN.
         tls_key: PEM file with the certificate's private key.
+        tls_client_ca: PEM file with authorities; only clients with a certificate of one of them are served.
         max_body_bytes: Largest request body.
+        max_connections: Most open connections; beyond it, the longest idle one makes room, or new ones wait.
         max_streams: Most concurrent streams on one HTTP/2 connection.
         request_timeout_s: Total time limit of a request; default none.
         read_timeout_s: Time a client has to send its request's headers, and its body.
@@ -170,7 +172,9 @@ class ServerConfig:
     cors_origin: tuple[str, ...] = ()
     tls_certificate: str | None = None
     tls_key: str | None = None
+    tls_client_ca: str | None = None
     max_body_bytes: int = 8 * 2**20
+    max_connections: int = 4096
     max_streams: int = 1024
     request_timeout_s: float | None = None
     read_timeout_s: float = 30.0
@@ -186,7 +190,8 @@ class ServerConfig:
         _require(
             (self.tls_certificate is None) == (self.tls_key is None), "--tls-certificate and --tls-key go together"
         )
-        _at_least(self, 1, "max_body_bytes", "max_streams")
+        _require(self.tls_client_ca is None or self.tls_key is not None, "--tls-client-ca needs --tls-certificate")
+        _at_least(self, 1, "max_body_bytes", "max_connections", "max_streams")
         _at_least(self, 0, "sse_keepalive_s", "drain_timeout_s")
         for name in ("request_timeout_s", "read_timeout_s", "stall_timeout_s", "watchdog_s"):
             value = getattr(self, name)

@@ -16,11 +16,12 @@ import trio
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H2ProtocolAssumedError
-from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
 from aserve.server.guard.config import GuardConfig
+from aserve.server.guard.ending import Ending
 from aserve.server.guard.http1 import GuardedHTTP1
 from aserve.server.guard.http2 import GuardedHTTP2
 from aserve.server.guard.outbox import Outbox, PlainStream, TlsStream
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 _LAST_WORD_S = 1.0
+_READ_BYTES = 2**13  # what one peer has done for it before the others have their turn: 4 ms at worst
 
 
 class _Background:
@@ -52,13 +54,20 @@ class _Protocol(ProtocolWrapper):
         self._connection = connection
         self._apps = apps
         self._args = (*args[:-2], args[-2])
-        http2 = args[-1] == "h2"
-        self.protocol = self._http2() if http2 else GuardedHTTP1(*args[:-1], apps=apps, drain=connection.outbox.drain)
+        if args[-1] == "h2":
+            self.protocol = self._http2()
+        else:
+            drain, ending = connection.outbox.drain, connection.ending
+            self.protocol = GuardedHTTP1(*args[:-1], apps=apps, drain=drain, ending=ending)
 
     def _http2(self) -> GuardedHTTP2:
         connection = self._connection
         return GuardedHTTP2(
-            *self._args, apps=self._apps, drain=connection.outbox.drain, call_at=connection.timer.call_at
+            *self._args,
+            apps=self._apps,
+            drain=connection.outbox.drain,
+            call_at=connection.timer.call_at,
+            ending=connection.ending,
         )
 
     async def handle(self, event: Event) -> None:
@@ -77,12 +86,17 @@ class GuardedConnection(TCPServer):
     protocol: _Protocol  # pyright: ignore[reportIncompatibleVariableOverride]
     stream: PlainStream | TlsStream  # type: ignore[assignment]
 
-    def __init__(self, app: Any, config: GuardConfig, stream: PlainStream | TlsStream) -> None:
+    def __init__(
+        self, app: Any, config: GuardConfig, stream: PlainStream | TlsStream, *, winding: bool = False
+    ) -> None:
         # a context of its own, so that `terminated` means: this connection takes no more requests
         super().__init__(app, config, WorkerContext(None), ConnectionState({}), stream)  # type: ignore[arg-type]
         self.outbox = Outbox(stream, config.stall_timeout, self._gone)
         self.timer = Timer(self._on_timer)
+        self.ending = Ending(winding)
         self._reading = trio.CancelScope()
+        self._handshaking = trio.CancelScope()
+        self._idle_since = trio.current_time()
         self._lost = False  # nothing can be written any more
         self._left = False  # the peer has sent its end of file
         self._idle = True
@@ -104,7 +118,8 @@ class GuardedConnection(TCPServer):
     async def _handshake(self) -> str | None:
         if isinstance(self.stream, trio.SocketStream):
             return "http/1.1"
-        with trio.move_on_after(self.config.ssl_handshake_timeout):
+        self._handshaking.deadline = trio.current_time() + self.config.ssl_handshake_timeout
+        with self._handshaking:
             await self.stream.do_handshake()
             return self.stream.selected_alpn_protocol() or "http/1.1"
         return None
@@ -146,6 +161,7 @@ class GuardedConnection(TCPServer):
         elif isinstance(event, Updated):
             self._idle = event.idle
             if event.idle:
+                self._idle_since = trio.current_time()
                 self._in_headers = False
                 self._arm(self.config.keep_alive_timeout)
             else:
@@ -153,11 +169,29 @@ class GuardedConnection(TCPServer):
 
     def close(self) -> None:
         """Stop reading; what was written still goes out."""
+        self._handshaking.cancel()
         self._reading.cancel()
 
     def _gone(self) -> None:
         self._lost = True
         self.close()
+
+    @property
+    def idle_since(self) -> float:
+        """Since when there is no request here (trio's clock); infinite while there is one or the end has begun."""
+        return self._idle_since if self._idle and not self._reading.cancel_called else inf
+
+    async def make_room(self) -> None:
+        """End an idle connection, since a new one needs its place."""
+        if hasattr(self, "protocol"):
+            await self.protocol.protocol.expire()
+        self.close()
+
+    async def wind_down(self) -> None:
+        """Go on answering, but let the peer know that it should go elsewhere."""
+        self.ending.winding = True
+        if hasattr(self, "protocol"):
+            await self.protocol.protocol.wind_down()
 
     async def begin_drain(self) -> None:
         """Take no further request; close when the running ones are answered."""
@@ -182,7 +216,7 @@ class GuardedConnection(TCPServer):
             while not self._left:
                 await self.protocol.protocol.ready_to_read()
                 try:
-                    data = await self.stream.receive_some(MAX_RECV)
+                    data = await self.stream.receive_some(_READ_BYTES)
                 except _GONE:
                     self._lost = True
                     break
@@ -213,7 +247,7 @@ class GuardedConnection(TCPServer):
         sock.shutdown(trio.socket.SHUT_WR)
         if self.protocol.protocol.linger and not self._left:
             with trio.move_on_after(self.config.linger_timeout):
-                while await sock.recv(MAX_RECV):
+                while await sock.recv(_READ_BYTES):
                     pass
 
 

@@ -2,7 +2,8 @@
 
 Patches: bytes pipelined behind a running request are kept (up to a limit) instead of stopping the reader, so that a
 disconnect is seen during prefill; WebSocket and h2c upgrades are ignored as RFC 9110 7.8 allows (a WebSocket upgrade
-with one trailing byte ends stock hypercorn); a broken request body ends its app before the 400 goes out.
+with one trailing byte ends stock hypercorn); a broken request body ends its app before the 400 goes out; a client
+that expects ``100 Continue`` gets it when its app wants the body, so that a refusal can come first (RFC 9110, 10.1.1).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Event, Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
 
+from aserve.server.guard.config import GuardConfig
+from aserve.server.guard.ending import Ending
 from aserve.server.guard.stream import GuardedStream, LastWords, PeerLeft, StreamAborted, error_body
 
 logger = logging.getLogger(__name__)
@@ -31,15 +34,18 @@ class GuardedHTTP1(H11Protocol):
         args: As hypercorn's ``H11Protocol``.
         apps: Where apps run.
         drain: Waits until the peer has taken what was written.
+        ending: Whether the server is winding down.
     """
 
+    config: GuardConfig
     stream: GuardedStream | None  # pyright: ignore[reportIncompatibleVariableOverride]
     connection: h11.Connection  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, *args: Any, apps: trio.Nursery, drain: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, *args: Any, apps: trio.Nursery, drain: Callable[..., Awaitable[None]], ending: Ending) -> None:
         super().__init__(*args)
         self._apps = apps
         self._drain = drain
+        self._ending = ending
         self.linger = False  # the peer may be sending still when the connection is closed
         self._ahead = 0  # bytes read behind the running request
         self._room = trio.Event()
@@ -70,6 +76,9 @@ class GuardedHTTP1(H11Protocol):
         if self.stream is None:
             await self.send(Closed())
 
+    async def wind_down(self) -> None:
+        """Answers say from now on that they are the last ones of the connection."""
+
     async def check(self, now: float, stall_timeout: float) -> None:
         """Nothing to watch: on HTTP/1.1 a stalled peer is a stalled connection, which the outbox sees."""
 
@@ -97,8 +106,6 @@ class GuardedHTTP1(H11Protocol):
 
     async def _handle_events(self) -> None:
         while True:
-            if self.connection.they_are_waiting_for_100_continue:
-                await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
             try:
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
@@ -110,6 +117,11 @@ class GuardedHTTP1(H11Protocol):
                 return
             if isinstance(event, h11.Request):
                 if not await self._speaks_http1(event):
+                    return
+                if len(event.headers) > self.config.max_headers:
+                    message = f"The request has more than {self.config.max_headers} headers."
+                    await self._refuse(431, "headers_too_large", message)
+                    await self.send(Closed())
                     return
                 await self.send(Updated(idle=False))
                 await self._create_stream(event)
@@ -131,7 +143,7 @@ class GuardedHTTP1(H11Protocol):
         return False
 
     async def _create_stream(self, request: h11.Request) -> None:
-        stream = GuardedStream(self, STREAM_ID, apps=self._apps, on_read=self._on_read)
+        stream = GuardedStream(self, STREAM_ID, apps=self._apps, on_read=self._on_read, on_wait=self._ask_for_the_body)
         self.stream = stream  # pyright: ignore[reportIncompatibleVariableOverride]
         await stream.handle(
             Request(
@@ -145,13 +157,17 @@ class GuardedHTTP1(H11Protocol):
         )
         self.keep_alive_requests += 1
 
+    async def _ask_for_the_body(self) -> None:
+        if self.connection.they_are_waiting_for_100_continue:
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+
     async def stream_send(self, event: Event) -> None:
         """What the request's stream wants to say. Waits for the peer only after a part of the body."""
         if isinstance(event, StreamAborted):
             await self._close_stream()
             await self.send(Closed())
             return
-        if isinstance(event, Response) and self.context.terminated.is_set():
+        if isinstance(event, Response) and (self._ending.winding or self.context.terminated.is_set()):
             event.headers.append((b"connection", b"close"))
         await super().stream_send(event)
         if isinstance(event, Body) and not isinstance(event, LastWords):

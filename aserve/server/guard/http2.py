@@ -20,10 +20,12 @@ from h2.errors import ErrorCodes
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Event, Request, Response, StreamClosed
 from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.utils import filter_pseudo_headers
 from hyperframe.frame import GoAwayFrame
 
 from aserve.server.guard.config import GuardConfig
+from aserve.server.guard.ending import Ending
 from aserve.server.guard.lenient_h2 import LenientConnection
 from aserve.server.guard.send_buffer import SendBuffer
 from aserve.server.guard.stream import GuardedStream, LastWords, StreamAborted, error_body
@@ -43,6 +45,7 @@ class GuardedHTTP2(H2Protocol):
         apps: Where apps run.
         drain: Waits until the peer has taken what was written.
         call_at: Asks for a call of ``check`` at a time (trio's clock).
+        ending: Whether the server is winding down.
     """
 
     config: GuardConfig
@@ -50,9 +53,16 @@ class GuardedHTTP2(H2Protocol):
     in_headers = False  # frames while idle do not prolong the idle time: there is no telling what they begin
 
     def __init__(
-        self, *args: Any, apps: trio.Nursery, drain: Callable[..., Awaitable[None]], call_at: Callable[[float], None]
+        self,
+        *args: Any,
+        apps: trio.Nursery,
+        drain: Callable[..., Awaitable[None]],
+        call_at: Callable[[float], None],
+        ending: Ending,
     ) -> None:
         super().__init__(*args)
+        self._ending = ending
+        self._has_served = False
         self.connection = LenientConnection(self.config)
         self.linger = False
         self._apps = apps
@@ -89,6 +99,10 @@ class GuardedHTTP2(H2Protocol):
 
         GOAWAY goes out only then: h2 and httpcore as clients give up their running streams when they receive one.
         """
+        await self._flush()
+
+    async def wind_down(self) -> None:
+        """Leave as soon as no stream runs, at once if none does; until then new ones are still answered."""
         await self._flush()
 
     async def _goaway(self) -> None:
@@ -169,10 +183,14 @@ class GuardedHTTP2(H2Protocol):
             self.connection.acknowledge_received_data(size, stream_id)
 
     async def _open(self, event: h2.events.RequestReceived) -> None:
+        self._has_served = True
         stream_id, pseudo = event.stream_id, dict(h for h in event.headers if h[0].startswith(b":"))
         method, path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
         if self.context.terminated.is_set() or self._live() >= self.config.h2_max_concurrent_streams:
             self._reset(stream_id, ErrorCodes.REFUSED_STREAM)
+        elif len(event.headers) > self.config.max_headers:
+            message = f"The request has more than {self.config.max_headers} headers."
+            self._answer(event, 431, "headers_too_large", message)
         elif method == b"CONNECT":
             self._answer(event, 405, "method_not_allowed", "CONNECT is not supported.")
         elif not method or not _TOKEN.issuperset(method):
@@ -195,8 +213,16 @@ class GuardedHTTP2(H2Protocol):
             self._acknowledge(stream_id, size)
             self._wake.set()  # the sender flushes
 
+        expects_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in event.headers)
+
+        async def on_wait() -> None:
+            nonlocal expects_continue
+            if expects_continue:
+                expects_continue = False
+                await self._send_continue(stream_id)
+
         self.streams[stream_id] = GuardedStream(
-            self, stream_id, apps=self._apps, on_read=on_read, on_app=self._count_app
+            self, stream_id, apps=self._apps, on_read=on_read, on_wait=on_wait, on_app=self._count_app
         )
         self._buffers[stream_id] = SendBuffer()
         await self.send(Updated(idle=False))
@@ -251,6 +277,13 @@ class GuardedHTTP2(H2Protocol):
         except h2.exceptions.ProtocolError:  # the stream or the connection is closed
             await self._end(event.stream_id)
         await self._flush()
+
+    async def _send_continue(self, stream_id: int) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is not None and stream.state is ASGIHTTPState.REQUEST and not stream.request_ended:
+            with suppress(h2.exceptions.ProtocolError):  # the connection is at its end
+                self.connection.send_headers(stream_id, [(b":status", b"100")])
+            await self._flush()
 
     async def _finish(self, stream_id: int, *, aborted: bool) -> None:
         stream, buffer = self.streams.get(stream_id), self._buffers.get(stream_id)
@@ -316,6 +349,7 @@ class GuardedHTTP2(H2Protocol):
         last = buffer.complete and len(buffer) == 0
         if data or last:
             self.connection.send_data(stream_id, data, end_stream=last)
+            self.connection.calm.earn(2)  # a window update for the stream, one for the connection
         if last:
             buffer.close()
         elif len(buffer) and window > len(data):
@@ -335,7 +369,9 @@ class GuardedHTTP2(H2Protocol):
         data = self.connection.data_to_send()
         if data:
             await self.send(RawData(data=data))
-        if not self.streams and not self._leaving and (self._peer_leaves or self.context.terminated.is_set()):
+        if self._leaving or self.streams:
+            return
+        if self._peer_leaves or self.context.terminated.is_set() or (self._ending.winding and self._has_served):
             self._leaving = True
             await self._goaway()
             await self.send(Closed())

@@ -8,7 +8,7 @@ the disconnect is final, and what bounds the queue is flow control: the protocol
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -19,11 +19,13 @@ Message = dict[str, Any]
 class Inbox:
     """The messages of one app, oldest first; after the disconnect every ``receive`` returns the disconnect.
 
-    ``on_read`` is called with the number of body bytes that the app just took.
+    ``on_read`` is called with the number of body bytes that the app just took, ``on_wait`` when it waits for some.
+    Parts of the body that nobody has taken yet are one message: a peer that sends single bytes costs no more memory.
     """
 
-    def __init__(self, on_read: Callable[[int], None]) -> None:
+    def __init__(self, on_read: Callable[[int], None], on_wait: Callable[[], Awaitable[None]] | None = None) -> None:
         self._on_read = on_read
+        self._on_wait = on_wait
         self._messages: deque[Message] = deque()
         self._arrived = trio.Event()
         self._disconnected = False
@@ -35,8 +37,14 @@ class Inbox:
         if message["type"] == "http.disconnect":
             self.disconnect()
         elif not self._disconnected:
-            self._messages.append(message)
-            self.size += len(message.get("body", b""))
+            body = message.get("body", b"")
+            if self._messages:
+                last = self._messages[-1]
+                last["body"] += body
+                last["more_body"] = message.get("more_body", False)
+            else:
+                self._messages.append({**message, "body": bytearray(body)})
+            self.size += len(body)
             self._arrived.set()
 
     def disconnect(self) -> None:
@@ -56,10 +64,13 @@ class Inbox:
                     await trio.lowlevel.checkpoint()  # an app that goes on asking must not starve the others
                 self._told = True
                 return {"type": "http.disconnect"}
+            if self._on_wait is not None:
+                await self._on_wait()
             self._arrived = trio.Event()
             await self._arrived.wait()
         message = self._messages.popleft()
-        taken = len(message.get("body", b""))
+        message["body"] = bytes(message["body"])
+        taken = len(message["body"])
         if taken:
             self.size -= taken
             self._on_read(taken)

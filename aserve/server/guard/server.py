@@ -11,6 +11,7 @@ import errno
 import logging
 import socket
 import ssl
+from math import inf
 from typing import Any
 
 import trio
@@ -19,11 +20,13 @@ from hypercorn.app_wrappers import ASGIWrapper
 from aserve.server.guard.config import GuardConfig
 from aserve.server.guard.connection import GuardedConnection
 from aserve.server.guard.outbox import PlainStream, TlsStream
+from aserve.server.guard.tls import tls_context
 
 logger = logging.getLogger(__name__)
 
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _ACCEPT_PAUSE_S = 0.1
+_COMPLAIN_EVERY_S = 60.0
 
 
 class GuardedServer:
@@ -33,14 +36,20 @@ class GuardedServer:
         app: The ASGI application; its lifespan is not run.
         config: Settings; a certificate in it turns TLS on, with HTTP/2 by ALPN.
         sock: Bound and listening; closed by ``run``.
+
+    Raises:
+        OSError: The certificate cannot be read or used.
     """
 
     def __init__(self, app: Any, config: GuardConfig, sock: socket.socket) -> None:
         self._app = ASGIWrapper(app)
         self._config = config
         self._socket = sock
-        self._tls: ssl.SSLContext | None = config.create_ssl_context()
-        self._live: set[GuardedConnection] = set()
+        self._tls = self._read_tls()
+        self._live: dict[GuardedConnection, None] = {}  # ordered by age
+        self._winding = False
+        self._room = trio.Event()
+        self._quiet_until = -inf
         self._accepting = trio.CancelScope()
         self._connections = trio.CancelScope()
 
@@ -60,35 +69,74 @@ class GuardedServer:
                 for connection in list(self._live):
                     await connection.begin_drain()
 
+    def _read_tls(self) -> ssl.SSLContext | None:
+        config = self._config
+        if config.certfile is None or config.keyfile is None:
+            return None
+        return tls_context(config.certfile, config.keyfile, config.client_ca)
+
+    def reload_tls(self) -> None:
+        """Read certificate, key and authorities again, for new connections. What cannot be used changes nothing."""
+        try:
+            self._tls = self._read_tls()
+        except OSError as error:
+            logger.error("the TLS certificate or key cannot be used, the old ones stay: %s", error)
+        else:
+            logger.info("the TLS certificate was read again")
+
+    async def wind_down(self) -> None:
+        """Before ``stop``: answer what comes, but ask peers to close (``Connection: close``, GOAWAY when idle)."""
+        self._winding = True
+        for connection in list(self._live):
+            await connection.wind_down()
+
     def stop(self, grace_s: float) -> None:
         """Accept no more; connections end with their running requests, and after ``grace_s`` seconds in any case."""
         self._connections.deadline = trio.current_time() + grace_s
         self._accepting.cancel()
 
     async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
-        warned = False
         while True:
+            if len(self._live) >= self._config.max_connections:
+                await trio.lowlevel.wait_readable(listener.socket)  # only a client that waits is worth a place
+                await self._make_room()
             try:
                 stream = await listener.accept()
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
                     raise
-                if not warned:
-                    logger.warning("no new connections for now: %s (%d are open)", error.strerror, len(self._live))
-                warned = True
+                self._complain(f"no new connections for now: {error.strerror} ({len(self._live)} are open)")
                 await trio.sleep(_ACCEPT_PAUSE_S)
             else:
-                warned = False
-                nursery.start_soon(self._serve, stream)
+                wrapped: PlainStream | TlsStream = stream
+                if self._tls is not None:
+                    wrapped = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+                connection = GuardedConnection(self._app, self._config, wrapped, winding=self._winding)
+                self._live[connection] = None
+                nursery.start_soon(self._serve, connection, stream)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
-        wrapped: PlainStream | TlsStream = stream
-        if self._tls is not None:
-            wrapped = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
-        connection = GuardedConnection(self._app, self._config, wrapped)
-        self._live.add(connection)
+    async def _make_room(self) -> None:
+        """Wait until one more connection may be open. The one that has been idle for longest is closed for it."""
+        while len(self._live) >= self._config.max_connections:
+            longest = min(self._live, key=lambda connection: connection.idle_since)
+            if longest.idle_since < inf:
+                await longest.make_room()
+            else:
+                self._complain(f"all of the {len(self._live)} connections that may be open are busy: new ones wait")
+            self._room = trio.Event()
+            with trio.move_on_after(_ACCEPT_PAUSE_S):  # or until one becomes idle
+                await self._room.wait()
+
+    def _complain(self, text: str) -> None:
+        now = trio.current_time()
+        if now >= self._quiet_until:
+            logger.warning(text)
+            self._quiet_until = now + _COMPLAIN_EVERY_S
+
+    async def _serve(self, connection: GuardedConnection, stream: trio.SocketStream) -> None:
         try:
             await connection.run()
         finally:
-            self._live.discard(connection)
+            del self._live[connection]
+            self._room.set()
             stream.socket.close()

@@ -51,7 +51,8 @@ def error_body(status: int, code: str, message: str) -> tuple[list[tuple[bytes, 
 class GuardedStream(HTTPStream):
     """See the module. ``request_ended`` says whether the whole request has arrived.
 
-    ``on_app`` is called with 1 when the app is started and with -1 when it has ended.
+    ``on_read`` and ``on_wait`` are the inbox's. ``on_app`` is called with 1 when the app is started and with -1 when
+    it has ended.
     """
 
     closed: bool
@@ -64,6 +65,7 @@ class GuardedStream(HTTPStream):
         *,
         apps: trio.Nursery,
         on_read: Callable[[int], None],
+        on_wait: Callable[[], Awaitable[None]],
         on_app: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(
@@ -77,7 +79,7 @@ class GuardedStream(HTTPStream):
             protocol.stream_send,
             stream_id,
         )
-        self.inbox = Inbox(on_read)
+        self.inbox = Inbox(on_read, on_wait)
         self.request_ended = False
         self._apps = apps
         self._on_app = on_app
