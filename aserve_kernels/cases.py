@@ -62,6 +62,15 @@ def make_inputs(
     return operation.make(Maker(dtype, torch.device(device), torch.Generator().manual_seed(seed)), shape)
 
 
+def _make_linear(make: Maker, shape: Shape) -> Inputs:
+    tokens, columns = shape["x"]
+    return {
+        "x": make.normal(tokens, columns + shape.get("gap", 0))[:, :columns],
+        "weight": make.normal(shape["rows"], columns) * columns**-0.5,
+        "bias": make.normal(shape["rows"]) if shape.get("bias") else None,
+    }
+
+
 def _make_rms_norm(make: Maker, shape: Shape) -> Inputs:
     *rows, size = shape["x"]
     x = make.normal(*rows, size + shape.get("gap", 0))[..., :size]
@@ -219,6 +228,26 @@ _GATED_SHAPES: Final[tuple[Shape, ...]] = ({"x": (1, 1536)}, {"x": (5, 33), "gap
 _WIDE_WEIGHT: Final = {"weight": torch.float32}  # of Gemma's norms
 
 _OPERATIONS = (
+    Operation(
+        "linear",
+        _make_linear,
+        (),
+        (),
+        (
+            {"x": (1, 576), "rows": 40},
+            {"x": (1, 1100), "rows": 9, "bias": True},
+            {"x": (2, 70), "rows": 5, "gap": 3},
+            {"x": (3, 520), "rows": 10, "bias": True, "gap": 1},
+            {"x": (4, 33), "rows": 1},
+            {"x": (7, 64), "rows": 12, "bias": True},
+            {"x": (0, 64), "rows": 12},
+        ),
+        tuple(
+            {"x": (tokens, columns), "rows": rows}
+            for rows, columns in ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))
+            for tokens in (1, 4, 32)
+        ),
+    ),
     Operation(
         "rms_norm",
         _make_rms_norm,

@@ -13,6 +13,17 @@ from typing import Any, Protocol
 from torch import Tensor
 
 
+class Linear(Protocol):
+    """A matrix product with a plain weight."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ``x`` [T, K] times ``weight`` [N, K] transposed, plus ``bias`` [N]: [T, N] in x's dtype.
+
+        Token rows of x may be strided. All three have one dtype; sums are in float32.
+        """
+        ...
+
+
 class RmsNorm(Protocol):
     """Root-mean-square normalisation (Zhang and Sennrich 2019)."""
 
@@ -155,6 +166,7 @@ class KernelSet:
     """The operations a model is built from, all of one backend unless single ones were replaced."""
 
     name: str
+    linear: Linear
     rms_norm: RmsNorm
     fused_add_rms_norm: FusedAddRmsNorm
     rotary: Rotary

@@ -67,7 +67,7 @@ class TiedLMHead:
 
     def __init__(self, name: str, embedding: VocabParallelEmbedding, ctx: LayerContext) -> None:
         self._embedding = embedding
-        self._method = ctx.quant.method_for(name)
+        self._method = ctx.quant.method_for(name, ctx.kernels)
         self._group = ctx.group
 
     def __call__(self, hidden: Tensor) -> Tensor:

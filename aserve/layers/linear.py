@@ -47,7 +47,7 @@ class SlicedWeight:
         parts = [shard.part for shard in shards.values()]
         num_local_rows = sum(part.rows[1] - part.rows[0] for part in parts)
         start, stop = parts[0].columns
-        self._method = ctx.quant.method_for(name)
+        self._method = ctx.quant.method_for(name, ctx.kernels)
         self._check_cuts(name, shards, num_columns)
         self._method.create_weights(num_local_rows, stop - start, dtype=ctx.dtype, device=ctx.device)
         self._shards = shards

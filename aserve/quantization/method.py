@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from aserve_kernels.kernel_set import KernelSet
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixSlice:
@@ -65,6 +67,9 @@ class LinearMethod(Protocol):
 class QuantScheme(Protocol):
     """Picks the method of each linear layer."""
 
-    def method_for(self, layer_name: str) -> LinearMethod:
-        """Return a fresh method for the layer; names are those of the checkpoint, for example ``lm_head``."""
+    def method_for(self, layer_name: str, kernels: KernelSet) -> LinearMethod:
+        """Return a fresh method for the layer, which multiplies with operations of ``kernels``.
+
+        Names are those of the checkpoint, for example ``lm_head``.
+        """
         ...

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from aserve.quantization.method import LinearMethod, MatrixSlice
+from aserve_kernels.kernel_set import KernelSet, Linear
 
 PACK_FOR_ROWS = 128
 """Rows oneDNN is told to pack a matrix for.
@@ -27,16 +27,17 @@ they take 28 and 28, and no longer at 512 (two cores with AVX512 and AMX).
 class UnquantizedScheme:
     """Every linear layer holds a plain matrix."""
 
-    def method_for(self, layer_name: str) -> LinearMethod:
-        return UnquantizedMethod()
+    def method_for(self, layer_name: str, kernels: KernelSet) -> LinearMethod:
+        return UnquantizedMethod(kernels.linear)
 
 
 class UnquantizedMethod:
     """One plain [rows, columns] matrix, stored by checkpoints as ``weight``."""
 
-    __slots__ = ("_packed", "_weight")
+    __slots__ = ("_multiply", "_packed", "_weight")
 
-    def __init__(self) -> None:
+    def __init__(self, multiply: Linear) -> None:
+        self._multiply = multiply
         self._weight: Tensor | None = None
         self._packed: Tensor | None = None
 
@@ -70,7 +71,7 @@ class UnquantizedMethod:
         if self._packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
         assert self._weight is not None
-        return functional.linear(x, self._weight, bias)
+        return self._multiply(x, self._weight, bias)
 
 
 def can_pack(weight: Tensor) -> bool:

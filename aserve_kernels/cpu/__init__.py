@@ -5,6 +5,7 @@ from __future__ import annotations
 from aserve_kernels.cpu import (
     fused_add_rms_norm,
     gelu_tanh_and_mul,
+    linear,
     paged_attention,
     rms_norm,
     rotary,
@@ -18,6 +19,7 @@ __all__ = ["KERNELS"]
 
 KERNELS = KernelSet(
     name="cpu",
+    linear=linear.linear,
     rms_norm=rms_norm.rms_norm,
     fused_add_rms_norm=fused_add_rms_norm.fused_add_rms_norm,
     rotary=rotary.rotary,

@@ -6,6 +6,7 @@ from aserve_kernels.kernel_set import KernelSet
 from aserve_kernels.reference import (
     fused_add_rms_norm,
     gelu_tanh_and_mul,
+    linear,
     paged_attention,
     rms_norm,
     rotary,
@@ -18,6 +19,7 @@ __all__ = ["KERNELS"]
 
 KERNELS = KernelSet(
     name="reference",
+    linear=linear.linear,
     rms_norm=rms_norm.rms_norm,
     fused_add_rms_norm=fused_add_rms_norm.fused_add_rms_norm,
     rotary=rotary.rotary,

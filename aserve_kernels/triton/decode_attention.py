@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from aserve_kernels.triton.attention_tile import Batch, Tiles, attend
+from aserve_kernels.triton.dependent_launch import let_next_start, overlaps, wait_for_previous
 from aserve_kernels.triton.sizes import next_power_of_2
 
 _MAX_SPLITS = 32
@@ -57,11 +58,14 @@ def _decode_kernel(
     CAP: tl.constexpr,
     TILE: tl.constexpr,
     WIDEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One split of the keys of one sequence with one query token, for one KV head.
 
     Writes acc [S, Hq, splits, D], maximum and total [S, Hq, splits], float32; nothing where the split has no keys.
     """
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -123,8 +127,11 @@ def _join_kernel(
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Join the splits of one sequence and query head that have keys."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     start = tl.load(cu_seqlens_ptr + sequence)
@@ -172,6 +179,7 @@ def attend_decodes(batch: Batch) -> None:
     maximum = torch.empty((num_seqs, num_heads, splits), dtype=torch.float32, device=q.device)
     total = torch.empty_like(maximum)
     constants = batch.constants()
+    pdl = overlaps(q.device)
     _decode_kernel[(num_seqs, num_kv_heads, splits)](
         q,
         batch.k_cache,
@@ -191,6 +199,8 @@ def attend_decodes(batch: Batch) -> None:
         TILE=tiles.tile,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
     _join_kernel[(num_seqs, num_heads)](
         acc,
@@ -207,4 +217,6 @@ def attend_decodes(batch: Batch) -> None:
         TILE=tiles.tile,
         MAX_SPLITS=_MAX_SPLITS,
         num_warps=1,
+        PDL=pdl,
+        launch_pdl=pdl,
     )

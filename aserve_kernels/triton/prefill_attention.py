@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from aserve_kernels.triton.attention_tile import Batch, Tiles, attend
+from aserve_kernels.triton.dependent_launch import let_next_start, overlaps, wait_for_previous
 from aserve_kernels.triton.sizes import next_power_of_2
 
 
@@ -44,9 +45,12 @@ def _prefill_kernel(
     CAP: tl.constexpr,
     TILE: tl.constexpr,
     WIDEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One tile of BLOCK_M // GROUP query tokens of a sequence, for one KV head; sequences of one token are left out."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     # Sequence s has the tiles from cu_seqlens[s] // BLOCK_Q + s on, at least as many as it needs.
@@ -113,6 +117,7 @@ def _prefill_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
 def attend_prefills(batch: Batch) -> None:
     """Write the outputs of every sequence with two or more query tokens."""
     q, out, num_seqs = batch.q, batch.out, len(batch.seq_lens)
+    pdl = overlaps(q.device)
     tiles = _prefill_tiles(batch.group, q.shape[2], q.dtype)
     grid = (len(q) // (tiles.block_m // batch.group) + num_seqs, batch.k_cache.shape[2])
     _prefill_kernel[grid](
@@ -133,4 +138,6 @@ def attend_prefills(batch: Batch) -> None:
         TILE=tiles.tile,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        PDL=pdl,
+        launch_pdl=pdl,
     )

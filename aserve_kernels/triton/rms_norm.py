@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aserve_kernels.triton.dependent_launch import let_next_start, overlaps, wait_for_previous
 from aserve_kernels.triton.sizes import next_power_of_2, warps_for
 
 
@@ -26,15 +27,18 @@ def _rms_norm_kernel(
     size,
     eps,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_start(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    wait_for_previous(PDL)
     x = tl.load(x_ptr + token * x_token_stride + head * x_head_stride + columns, mask=inside, other=0.0)
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32, axis=0) / size + eps)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
     normed = (x32 * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
     tl.store(out_ptr + token * out_token_stride + head * out_head_stride + columns, normed.to(x.dtype), mask=inside)
 
@@ -45,6 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     rows, out_rows = (y if y.dim() == 3 else y.unsqueeze(1) for y in (x, result))  # [T, heads, H]
     num_tokens, num_heads, size = rows.shape
     block = next_power_of_2(size)
+    pdl = overlaps(x.device)
     _rms_norm_kernel[(num_tokens, num_heads)](
         rows,
         weight,
@@ -56,6 +61,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
         size,
         eps,
         BLOCK=block,
+        PDL=pdl,
         num_warps=warps_for(block),
+        launch_pdl=pdl,
     )
     return result

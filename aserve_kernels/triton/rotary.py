@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aserve_kernels.triton.dependent_launch import let_next_start, overlaps, wait_for_previous
 from aserve_kernels.triton.sizes import next_power_of_2
 
 
@@ -44,7 +45,10 @@ def _rotary_kernel(
     half,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
     channels = tl.arange(0, HALF)[None, :]
@@ -58,6 +62,7 @@ def _rotary_kernel(
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     """Rotate channel pairs (i, i + R / 2) of each head by the angle of its position."""
     half = cos_sin.shape[-1] // 2
+    pdl = overlaps(q.device)
     _rotary_kernel[(len(q),)](
         q,
         k,
@@ -72,5 +77,7 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         half,
         HEADS=min(8, next_power_of_2(q.shape[1])),
         HALF=next_power_of_2(half),
+        PDL=pdl,
         num_warps=4,
+        launch_pdl=pdl,
     )

@@ -11,13 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aserve_kernels.triton.dependent_launch import let_next_start, overlaps, wait_for_previous
 from aserve_kernels.triton.sizes import next_power_of_2
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _silu_and_mul_kernel(x_ptr, out_ptr, x_stride, out_stride, size, BLOCK: tl.constexpr):
+def _silu_and_mul_kernel(x_ptr, out_ptr, x_stride, out_stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
@@ -33,7 +36,8 @@ def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     num_tokens, size = x.shape[0], x.shape[1] // 2
     result = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device) if out is None else out
     block = min(_BLOCK, next_power_of_2(size))
+    pdl = overlaps(x.device)
     _silu_and_mul_kernel[(num_tokens, triton.cdiv(size, block))](
-        x, result, x.stride(0), result.stride(0), size, BLOCK=block, num_warps=4
+        x, result, x.stride(0), result.stride(0), size, BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl
     )
     return result

@@ -10,11 +10,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aserve_kernels.triton.dependent_launch import let_next_start, overlaps, wait_for_previous
 from aserve_kernels.triton.sizes import next_power_of_2, warps_for
 
 
 @triton.jit
-def _store_kv_kernel(k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, k_stride, v_stride, size, BLOCK: tl.constexpr):
+def _store_kv_kernel(
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
+    k_stride,
+    v_stride,
+    size,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     channels = tl.arange(0, BLOCK)
@@ -29,6 +43,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     """Copy token t to cache row ``slot_mapping[t]``, unless that is negative."""
     size = k.shape[1] * k.shape[2]
     block = next_power_of_2(size)
+    pdl = overlaps(k.device)
     _store_kv_kernel[(len(k),)](
         k,
         v,
@@ -39,5 +54,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         v.stride(0),
         size,
         BLOCK=block,
+        PDL=pdl,
         num_warps=warps_for(block),
+        launch_pdl=pdl,
     )

@@ -8,6 +8,7 @@ from aserve.core.errors import ModelLoadError
 from aserve.core.model_spec import ModelSpec
 from aserve.models.registry import ARCHITECTURES, model_class
 from aserve.quantization.registry import load_scheme
+from aserve_kernels import load
 
 
 def test_what_is_listed_as_known_has_a_class() -> None:
@@ -19,6 +20,7 @@ def test_what_is_listed_as_known_has_a_class() -> None:
 
 
 def test_an_unknown_quantisation_is_named() -> None:
-    assert load_scheme(None).method_for("lm_head") is not load_scheme(None).method_for("lm_head")
+    scheme, kernels = load_scheme(None), load("reference")
+    assert scheme.method_for("lm_head", kernels) is not scheme.method_for("lm_head", kernels)
     with pytest.raises(ModelLoadError, match="quantized with 'awq'"):
         load_scheme("awq")
