@@ -8,64 +8,76 @@ have none. Standard library only; called by the loader.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
+from aserve.core.config_reader import ConfigReader
 from aserve.core.errors import ModelLoadError
+from aserve.core.rope_spec import RopeSpec, read_rope, read_ropes_by_layer_type
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-_ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+Activation = Literal["silu", "gelu_tanh"]
 
 
 class _Family(NamedTuple):
     """What differs between the architectures' readings of ``config.json``."""
 
-    num_kv_heads: int | None = None  # when the key is absent; None: as many as query heads
-    head_dim: int | None = None  # when the key is absent; None: hidden size / query heads
+    defaults: Mapping[str, Any] = {}  # of keys that are absent
     qkv_bias: bool | None = None  # None: attention_bias decides
     output_bias: bool | None = None
     mlp_bias: bool | None = False
     qk_norm: bool = False
-    windows: Literal["none", "all", "by_layer"] = "none"
+    windows: Literal["none", "all", "by_layer", "pattern"] = "none"
+    gemma: bool = False
+    two_ropes: bool = False
 
 
+_GEMMA_DEFAULTS: Mapping[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "eos_token_id": 1,
+}
+_GEMMA3 = _Family(
+    # The first published configs of Gemma 3 leave out whatever transformers has a default for.
+    {**_GEMMA_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6},
+    qk_norm=True,
+    windows="pattern",
+    gemma=True,
+    two_ropes=True,
+)
 _FAMILIES: Mapping[str, _Family] = {
     "LlamaForCausalLM": _Family(mlp_bias=None),
-    "MistralForCausalLM": _Family(num_kv_heads=8, qkv_bias=False, output_bias=False, windows="all"),
-    "Qwen2ForCausalLM": _Family(num_kv_heads=32, qkv_bias=True, output_bias=False, windows="by_layer"),
-    "Qwen3ForCausalLM": _Family(num_kv_heads=32, head_dim=128, qk_norm=True, windows="by_layer"),
+    "MistralForCausalLM": _Family(
+        {"num_key_value_heads": 8, "sliding_window": 4096}, qkv_bias=False, output_bias=False, windows="all"
+    ),
+    "Qwen2ForCausalLM": _Family(
+        {"num_key_value_heads": 32, "sliding_window": 4096}, qkv_bias=True, output_bias=False, windows="by_layer"
+    ),
+    "Qwen3ForCausalLM": _Family(
+        {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096}, qk_norm=True, windows="by_layer"
+    ),
+    "Gemma2ForCausalLM": _Family(
+        {
+            **_GEMMA_DEFAULTS,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        windows="pattern",
+        gemma=True,
+    ),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
 }
-_DEFAULT_WINDOW = 4096  # of Mistral and Qwen, when the key is absent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeSpec:
-    """Rotary position embedding and how it is stretched beyond the trained context.
-
-    Attributes:
-        rotary_dim: channels of a head that are rotated, even.
-        theta: base of the wavelengths.
-        factor: by how much the context is stretched (all types but default).
-        original_max_positions: trained context (llama3, yarn).
-        low_freq_factor, high_freq_factor: borders of the blend (llama3).
-        beta_fast, beta_slow, truncate: borders of the ramp, in turns over the trained context (yarn).
-        attention_factor: multiplies cos and sin (yarn).
-    """
-
-    rope_type: RopeType
-    rotary_dim: int
-    theta: float
-    factor: float = 1.0
-    original_max_positions: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0
+_SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
+_OUTER_KEYS = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+"""Keys that a config with a ``text_config`` has beside it; they count before those inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +86,12 @@ class ModelSpec:
 
     Attributes:
         max_positions: longest sequence the positions are defined for (the model's context).
+        rope, window_rope: of layers that see everything, and of those with a window; often the same.
+        norm_unit_offset: whether norms scale by 1 + weight, before they round.
+        embedding_scale: what embeddings are multiplied by, rounded to the dtype of activations.
+        attention_scale: what products of queries and keys are multiplied by.
+        attention_softcap: bounds attention scores s to c * tanh(s / c); None: unbounded.
+        logit_softcap: the same for logits.
         sliding_windows: per layer, how many positions a query sees including its own; None: all.
         dtype: name of the checkpoint's dtype ("bfloat16"), None when the config does not say.
         quant_method: name of the quantisation of the stored weights ("awq"); None: plain.
@@ -90,12 +108,19 @@ class ModelSpec:
     head_dim: int
     max_positions: int
     rms_norm_eps: float
+    norm_unit_offset: bool
+    activation: Activation
+    embedding_scale: float
     rope: RopeSpec
+    window_rope: RopeSpec
     tie_word_embeddings: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    attention_scale: float
+    attention_softcap: float | None
+    logit_softcap: float | None
     sliding_windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...]
     dtype: str | None
@@ -118,22 +143,23 @@ class ModelSpec:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Read a parsed ``config.json``. Raises ModelLoadError that names the field at fault."""
-        reader = _Reader(config)
         architecture = _architecture(config)
         family = _FAMILIES[architecture]
-        if reader.text("hidden_act", "silu") not in ("silu", "swish"):
-            raise ModelLoadError(f"config.json: hidden_act {config['hidden_act']!r} is not supported, only silu")
+        reader = _open(config, architecture, family)
         hidden_size = reader.integer("hidden_size")
         num_heads = reader.integer("num_attention_heads")
-        default_kv = num_heads if "num_key_value_heads" in config else family.num_kv_heads or num_heads
-        num_kv_heads = reader.integer("num_key_value_heads", default_kv)
+        num_kv_heads = reader.integer("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise ModelLoadError(
                 f"config.json: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
             )
-        head_dim = _head_dim(reader, family, hidden_size, num_heads)
+        head_dim = _head_dim(reader, hidden_size, num_heads)
         max_positions = reader.integer("max_position_embeddings")
-        rope, max_positions = _rope(reader, head_dim, max_positions)
+        if family.two_ropes:
+            rope, window_rope, max_positions = read_ropes_by_layer_type(reader, head_dim, max_positions)
+        else:
+            rope, max_positions = read_rope(reader, head_dim, max_positions)
+            window_rope = rope
         num_layers = reader.integer("num_hidden_layers")
         attention_bias = reader.boolean("attention_bias", False)
         return cls(
@@ -147,72 +173,24 @@ class ModelSpec:
             head_dim=head_dim,
             max_positions=max_positions,
             rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+            norm_unit_offset=family.gemma,
+            activation=_activation(reader, family),
+            embedding_scale=hidden_size**0.5 if family.gemma else 1.0,
             rope=rope,
+            window_rope=window_rope,
             tie_word_embeddings=reader.boolean("tie_word_embeddings", False),
             qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
             output_bias=attention_bias if family.output_bias is None else family.output_bias,
             mlp_bias=reader.boolean("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
             qk_norm=family.qk_norm,
+            attention_scale=(reader.number("query_pre_attn_scalar") if family.gemma else head_dim) ** -0.5,
+            attention_softcap=reader.optional_number("attn_logit_softcapping") if family.gemma else None,
+            logit_softcap=reader.optional_number("final_logit_softcapping") if family.gemma else None,
             sliding_windows=_sliding_windows(reader, family, num_layers),
-            eos_token_ids=_eos_token_ids(config.get("eos_token_id")),
+            eos_token_ids=_eos_token_ids(reader.config.get("eos_token_id")),
             dtype=_dtype(reader),
             quant_method=_quant_method(reader),
         )
-
-
-class _Reader:
-    """Typed access to one JSON object; absent and null count the same, wrong types and values are errors."""
-
-    def __init__(self, config: Mapping[str, Any], where: str = "") -> None:
-        self.config = config
-        self._where = where
-
-    def has(self, name: str) -> bool:
-        return self.config.get(name) is not None
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(name, value, "a positive whole number")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise self.error(name, value, "a positive number")
-        return float(value)
-
-    def boolean(self, name: str, default: bool) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, value, "true or false")
-        return value
-
-    def text(self, name: str, default: str) -> str:
-        value = self._get(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, value, "a string")
-        return value
-
-    def child(self, name: str) -> _Reader | None:
-        """An object; absent, null and empty count the same."""
-        value: object = self.config.get(name)
-        if value is None or value == {}:
-            return None
-        if not isinstance(value, dict):
-            raise self.error(name, value, "an object")
-        return _Reader(cast("dict[str, Any]", value), f"{self._where}{name}.")
-
-    def error(self, name: str, value: object, wanted: str) -> ModelLoadError:
-        return ModelLoadError(f"config.json: {self._where}{name} must be {wanted}, not {value!r}")
-
-    def _get(self, name: str, default: object) -> object:
-        value: object = self.config.get(name)
-        if value is not None:
-            return value
-        if default is None:
-            raise ModelLoadError(f"config.json: {self._where}{name} is missing")
-        return default
 
 
 def check_architecture(name: str) -> None:
@@ -232,9 +210,34 @@ def _architecture(config: Mapping[str, Any]) -> str:
     raise AssertionError("no name of the list is known")
 
 
-def _head_dim(reader: _Reader, family: _Family, hidden_size: int, num_heads: int) -> int:
-    if reader.has("head_dim") or (family.head_dim is not None and "head_dim" not in reader.config):
-        head_dim = reader.integer("head_dim", family.head_dim)
+def _open(config: Mapping[str, Any], architecture: str, family: _Family) -> ConfigReader:
+    """Return a reader of the text model's settings, defaults filled in; refuses what no family here computes."""
+    outer = ConfigReader(config)
+    text = outer.child("text_config") if architecture.endswith("ForConditionalGeneration") else None
+    if text is None:
+        reader = ConfigReader({**family.defaults, **config})
+    else:
+        beside = {name: config[name] for name in _OUTER_KEYS if outer.has(name)}
+        reader = ConfigReader({**family.defaults, **text.config, **beside}, "text_config.")
+    if family.gemma and reader.boolean("use_bidirectional_attention", False):
+        raise ModelLoadError("config.json: use_bidirectional_attention is not supported")
+    if family.two_ropes and reader.has("attn_logit_softcapping"):
+        raise ModelLoadError(f"config.json: attn_logit_softcapping is not supported in {architecture}")
+    return reader
+
+
+def _activation(reader: ConfigReader, family: _Family) -> Activation:
+    key = "hidden_activation" if family.gemma else "hidden_act"
+    known: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh"} if family.gemma else _SILU
+    name = reader.text(key, next(iter(known)))
+    if name not in known:
+        raise ModelLoadError(f"config.json: {key} {name!r} is not supported, only {next(iter(known))}")
+    return known[name]
+
+
+def _head_dim(reader: ConfigReader, hidden_size: int, num_heads: int) -> int:
+    if reader.has("head_dim"):
+        head_dim = reader.integer("head_dim")
     else:
         if hidden_size % num_heads:
             raise ModelLoadError(
@@ -246,74 +249,17 @@ def _head_dim(reader: _Reader, family: _Family, hidden_size: int, num_heads: int
     return head_dim
 
 
-def _rope(reader: _Reader, head_dim: int, max_positions: int) -> tuple[RopeSpec, int]:
-    """Return the rope and the context it gives. Reads both ``rope_parameters`` and the older ``rope_scaling``."""
-    params = reader.child("rope_scaling") or reader.child("rope_parameters") or _Reader({}, "rope_parameters.")
-    if any(isinstance(value, dict) for value in params.config.values()):
-        raise ModelLoadError("config.json: rope_parameters that differ between layer types are not supported")
-    rope_type = params.text("rope_type", params.text("type", "default"))
-    if rope_type not in _ROPE_TYPES:
-        raise ModelLoadError(f"config.json: rope type {rope_type!r} is not supported; known: {', '.join(_ROPE_TYPES)}")
-    partial = params.number("partial_rotary_factor", reader.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise ModelLoadError(f"config.json: partial_rotary_factor {partial:g} is not supported, only 1")
-    theta = params.number("rope_theta", reader.number("rope_theta", 10000.0))
-    common: dict[str, Any] = {"rope_type": rope_type, "rotary_dim": head_dim, "theta": theta}
-    if rope_type == "default":
-        return RopeSpec(**common), max_positions
-    common["factor"] = factor = params.number("factor")
-    if rope_type in ("linear", "dynamic"):
-        # Below the trained context dynamic equals default; beyond it the angles would depend on the length of the
-        # sequence, which cached keys cannot follow. So the context stays max_position_embeddings.
-        return RopeSpec(**common), max_positions
-    name = "original_max_position_embeddings"
-    original = reader.integer(name, params.integer(name, max_positions))  # the outer one wins, as in transformers
-    common["original_max_positions"] = original
-    if rope_type == "llama3":
-        low, high = params.number("low_freq_factor"), params.number("high_freq_factor")
-        if high <= low:
-            raise params.error("high_freq_factor", high, f"greater than low_freq_factor {low:g}")
-        return RopeSpec(**common, low_freq_factor=low, high_freq_factor=high), max_positions
-    rope = RopeSpec(
-        **common,
-        beta_fast=params.number("beta_fast", 32.0),
-        beta_slow=params.number("beta_slow", 1.0),
-        truncate=params.boolean("truncate", True),
-        attention_factor=_yarn_attention_factor(params, factor),
-    )
-    # Qwen's model cards add yarn to a config whose max_position_embeddings is still the trained context.
-    return rope, max(max_positions, int(original * factor))
-
-
-def _yarn_attention_factor(params: _Reader, factor: float) -> float:
-    """YaRN (Peng et al. 2023), equation 22, with DeepSeek's mscale pair where given."""
-
-    def scale(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-    default = scale(1.0)
-    if params.has("mscale") and params.has("mscale_all_dim"):
-        default = scale(params.number("mscale")) / scale(params.number("mscale_all_dim"))
-    return params.number("attention_factor", default)
-
-
-def _sliding_windows(reader: _Reader, family: _Family, num_layers: int) -> tuple[int | None, ...]:
+def _sliding_windows(reader: ConfigReader, family: _Family, num_layers: int) -> tuple[int | None, ...]:
     if family.windows == "none":
         return (None,) * num_layers
-    null = "sliding_window" in reader.config and reader.config["sliding_window"] is None
-    window = None if null else reader.integer("sliding_window", _DEFAULT_WINDOW)
+    window = reader.integer("sliding_window") if reader.has("sliding_window") else None
     if family.windows == "all":
         return (window,) * num_layers
-    if not reader.boolean("use_sliding_window", False):
+    if family.windows == "by_layer" and not reader.boolean("use_sliding_window", False):
         window = None
     layer_types: object = reader.config.get("layer_types")
-    if layer_types is None and window is None:
-        return (None,) * num_layers
     if layer_types is None:
-        first = reader.config.get("max_window_layers", 28)
-        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise reader.error("max_window_layers", first, "a whole number")
-        return tuple(window if layer >= first else None for layer in range(num_layers))
+        return _windows_by_number(reader, family, num_layers, window)
     kinds = ("full_attention", "sliding_attention")
     types = cast("list[object]", layer_types) if isinstance(layer_types, list) else [layer_types]
     if any(kind not in kinds for kind in types):
@@ -325,6 +271,23 @@ def _sliding_windows(reader: _Reader, family: _Family, num_layers: int) -> tuple
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
+def _windows_by_number(
+    reader: ConfigReader, family: _Family, num_layers: int, window: int | None
+) -> tuple[int | None, ...]:
+    """Return the windows where the config does not list its layers' types."""
+    if family.windows == "pattern":  # every so many layers, one sees everything
+        period = reader.integer("sliding_window_pattern")
+        if window is None:
+            raise reader.error("sliding_window", None, "a positive whole number")
+        return tuple(None if (layer + 1) % period == 0 else window for layer in range(num_layers))
+    if window is None:
+        return (None,) * num_layers
+    first = reader.config.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise reader.error("max_window_layers", first, "a whole number")
+    return tuple(window if layer >= first else None for layer in range(num_layers))
+
+
 def _eos_token_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -334,13 +297,13 @@ def _eos_token_ids(value: object) -> tuple[int, ...]:
     return tuple(cast("list[int]", ids))
 
 
-def _dtype(reader: _Reader) -> str | None:
+def _dtype(reader: ConfigReader) -> str | None:
     for name in ("dtype", "torch_dtype"):
         if reader.has(name):
             return reader.text(name, "").removeprefix("torch.")
     return None
 
 
-def _quant_method(reader: _Reader) -> str | None:
+def _quant_method(reader: ConfigReader) -> str | None:
     quantization = reader.child("quantization_config")
     return None if quantization is None else quantization.text("quant_method", "of unknown kind")

@@ -12,22 +12,25 @@ from aserve.layers.norm import RmsNorm
 
 
 class Attention:
-    """Grouped-query attention of one layer, as the spec describes it (biases, QK norm, sliding window)."""
+    """Grouped-query attention of one layer, as the spec describes it (biases, QK norm, window, capped scores)."""
 
     def __init__(self, name: str, spec: ModelSpec, layer: int, ctx: LayerContext, *, cos_sin: Tensor) -> None:
-        """``cos_sin`` [positions, head_dim] float32 is shared by all layers of the model."""
+        """``cos_sin`` [positions, head_dim] float32 is shared by all layers with the same rope."""
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self.qkv_proj = QKVParallelLinear(f"{name}.qkv_proj", spec.hidden_size, heads, ctx, bias=spec.qkv_bias)
         self.o_proj = RowParallelLinear(
             f"{name}.o_proj", spec.num_heads * spec.head_dim, spec.hidden_size, ctx, bias=spec.output_bias
         )
-        self.q_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, ctx) if spec.qk_norm else None
-        self.k_norm = RmsNorm(spec.head_dim, spec.rms_norm_eps, ctx) if spec.qk_norm else None
+        self.q_norm, self.k_norm = (
+            RmsNorm(spec.head_dim, spec.rms_norm_eps, ctx, unit_offset=spec.norm_unit_offset) if spec.qk_norm else None
+            for _ in range(2)
+        )
         self._head_dim = spec.head_dim
         self._heads = (self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, self.qkv_proj.num_kv_heads)
         self._num_all_heads = sum(self._heads)
         self._layer = layer
-        self._scale = spec.head_dim**-0.5
+        self._scale = spec.attention_scale
+        self._softcap = spec.attention_softcap
         self._window = spec.sliding_windows[layer]
         self._cos_sin = cos_sin
         self._rotary = ctx.kernels.rotary
@@ -55,5 +58,6 @@ class Attention:
             max_seq_len=batch.max_seq_len,
             scale=self._scale,
             window=self._window,
+            softcap=self._softcap,
         )
         return self.o_proj(out.view(out.shape[0], -1))

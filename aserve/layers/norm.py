@@ -11,12 +11,17 @@ from aserve.layers.context import LayerContext
 
 
 class RmsNorm:
-    """Normalises the last dimension, of ``size`` channels; satisfies ``Loadable``."""
+    """Normalises the last dimension, of ``size`` channels; satisfies ``Loadable``.
 
-    __slots__ = ("_add_norm", "_eps", "_norm", "_weight")
+    With ``unit_offset`` the scale is 1 + weight, kept in float32: the kernels then round once, after the scale.
+    """
 
-    def __init__(self, size: int, eps: float, ctx: LayerContext) -> None:
-        self._weight = torch.empty(size, dtype=ctx.dtype, device=ctx.device)
+    __slots__ = ("_add_norm", "_dtype", "_eps", "_norm", "_unit_offset", "_weight")
+
+    def __init__(self, size: int, eps: float, ctx: LayerContext, *, unit_offset: bool = False) -> None:
+        self._weight = torch.empty(size, dtype=torch.float32 if unit_offset else ctx.dtype, device=ctx.device)
+        self._dtype = ctx.dtype
+        self._unit_offset = unit_offset
         self._eps = eps
         self._norm = ctx.kernels.rms_norm
         self._add_norm = ctx.kernels.fused_add_rms_norm
@@ -37,6 +42,8 @@ class RmsNorm:
         return {"weight": tuple(self._weight.shape)}
 
     def load(self, shard: str, name: str, tensor: Tensor) -> None:
+        if self._unit_offset:
+            tensor = tensor.to(self._dtype).float() + 1  # rounded first, as a model in that dtype holds it
         self._weight.copy_(tensor)
 
     def finish_loading(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from aserve.core.model_spec import RopeSpec
+from aserve.core.rope_spec import RopeSpec
 
 
 def build_cos_sin(rope: RopeSpec, num_positions: int, device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ layers, all of which the spec carries.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from aserve.core.model_spec import ModelSpec
 from aserve.layers.batch import ForwardBatch
 from aserve.layers.context import LayerContext
-from aserve.layers.decoder import Decoder
+from aserve.layers.decoder import Decoder, DecoderLayer, Layer
 from aserve.layers.weights import WeightRow, WeightTarget, expand_weights
 
 LAYER_WEIGHTS = (
@@ -38,11 +39,13 @@ class Llama:
     WEIGHTS: ClassVar[tuple[WeightRow, ...]] = LAYER_WEIGHTS
     # Angles that old checkpoints store; they are computed from the config.
     IGNORED: ClassVar[tuple[str, ...]] = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
+    PREFIXES: ClassVar[Mapping[str, str]] = {}
+    LAYER: ClassVar[Callable[..., Layer]] = DecoderLayer
 
     def __init__(self, spec: ModelSpec, ctx: LayerContext, num_positions: int) -> None:
         self.spec = spec
         self.ctx = ctx
-        self._decoder = Decoder(spec, ctx, num_positions)
+        self._decoder = Decoder(spec, ctx, num_positions, self.LAYER)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         ends = TIED_ENDS if self.spec.tie_word_embeddings else UNTIED_ENDS
@@ -52,4 +55,4 @@ class Llama:
         return self._decoder.forward(batch)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self._decoder.lm_head(hidden)
+        return self._decoder.compute_logits(hidden)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from aserve.core.model_spec import ModelSpec
 from aserve.layers.context import LayerContext
@@ -19,12 +19,18 @@ ARCHITECTURES: Mapping[str, str] = {
     "MistralForCausalLM": "aserve.models.llama:Llama",
     "Qwen2ForCausalLM": "aserve.models.llama:Llama",
     "Qwen3ForCausalLM": "aserve.models.qwen3:Qwen3",
+    "Gemma2ForCausalLM": "aserve.models.gemma2:Gemma2",
+    "Gemma3ForCausalLM": "aserve.models.gemma3:Gemma3",
+    "Gemma3ForConditionalGeneration": "aserve.models.gemma3:Gemma3WithImages",
 }
 """Architecture, as ``config.json`` names it, to "module:class"."""
 
 
 class ModelFactory(Protocol):
     """A model class."""
+
+    PREFIXES: ClassVar[Mapping[str, str]]
+    """Beginnings of checkpoint names, and what stands for them in the model's table of weights."""
 
     def __call__(self, spec: ModelSpec, ctx: LayerContext, num_positions: int) -> Model: ...
 

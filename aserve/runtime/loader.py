@@ -71,7 +71,7 @@ def load_model(
     spec = spec or ModelSpec.from_folder(folder)
     scheme = load_scheme(spec.quant_method)
     factory = model_class(spec.architecture)
-    entries = _read_headers(folder)
+    entries = _rename(_read_headers(folder), factory.PREFIXES)
     spec, entries = _settle_tied_head(spec, entries)
     ctx = LayerContext(
         kernels=kernels,
@@ -153,6 +153,20 @@ def _read_header(path: Path) -> dict[str, _Entry]:
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{path.name} is damaged or not completely downloaded: {_one_line(error)}") from None
     return entries
+
+
+def _rename(entries: dict[str, _Entry], prefixes: Mapping[str, str]) -> dict[str, _Entry]:
+    """Return the tensors under the names of the model's table. Raises ModelLoadError if two come to have one name."""
+    if not prefixes:
+        return entries
+    renamed: dict[str, _Entry] = {}
+    for stored, entry in entries.items():
+        prefix = next((prefix for prefix in prefixes if stored.startswith(prefix)), "")
+        name = prefixes.get(prefix, "") + stored.removeprefix(prefix)
+        if name in renamed:
+            raise ModelLoadError(f"tensors {renamed[name].name} and {stored} stand for the same weight")
+        renamed[name] = entry
+    return renamed
 
 
 def _one_line(error: Exception) -> str:

@@ -32,6 +32,24 @@ LLAMA: dict[str, Any] = {
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "num_hidden_layers": 4}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 128}
+GEMMA2 = LLAMA | {
+    "architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 5,
+}  # fmt: skip
+GEMMA3 = LLAMA | {
+    "architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 7,
+    "rope_theta": 1e6,
+}  # fmt: skip
+GEMMA3_4B = {  # as published: the rest are transformers' defaults
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "eos_token_id": [1, 106],
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152},
+}  # fmt: skip
 ALL = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
 
 
@@ -232,3 +250,62 @@ def test_a_config_that_is_no_json_object_is_named(tmp_path: Path, content: bytes
     with pytest.raises(ModelLoadError, match=r"config\.json") as caught:
         ModelSpec.from_folder(tmp_path)
     assert "\n" not in caught.value.message
+
+
+def test_gemma2() -> None:
+    got = spec(GEMMA2, "num_key_value_heads", num_attention_heads=8, hidden_size=576)
+    assert (got.num_kv_heads, got.head_dim, got.attention_scale) == (4, 256, 1 / 16)
+    assert got.sliding_windows == (4096, None, 4096, None, 4096)
+    assert (got.attention_softcap, got.logit_softcap, got.activation) == (50.0, 30.0, "gelu_tanh")
+    assert (got.norm_unit_offset, got.embedding_scale, got.tie_word_embeddings) == (True, 24.0, True)
+    assert got.window_rope == got.rope
+    got = spec(GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=144)
+    assert (got.attention_softcap, got.logit_softcap, got.attention_scale) == (None, None, 1 / 12)
+
+
+def test_gemma3() -> None:
+    got = spec(GEMMA3, sliding_window=512)
+    assert got.sliding_windows == (512,) * 5 + (None, 512)
+    assert (got.rope.theta, got.window_rope.theta, got.qk_norm) == (1e6, 1e4, True)
+    assert (got.attention_softcap, got.logit_softcap) == (None, None)
+    assert spec(GEMMA3, sliding_window=512, sliding_window_pattern=3).sliding_windows[:4] == (512, 512, None, 512)
+    types = ["full_attention"] + ["sliding_attention"] * 6
+    assert spec(GEMMA3, sliding_window=8, layer_types=types).sliding_windows == (None,) + (8,) * 6
+    ropes = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 6.0},
+    }
+    got = spec(GEMMA3, "rope_scaling", "rope_theta", rope_parameters=ropes)
+    assert (got.rope.rope_type, got.rope.factor, got.rope.theta) == ("linear", 8.0, 5.0)
+    assert (got.window_rope.rope_type, got.window_rope.theta) == ("default", 6.0)
+    got = spec(GEMMA3, rope_theta=5.0, rope_local_base_freq=6.0, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert (got.rope.factor, got.rope.theta, got.window_rope.factor, got.window_rope.theta) == (2.0, 5.0, 1.0, 6.0)
+
+
+def test_gemma3_4b_as_published() -> None:
+    got = spec(GEMMA3_4B)
+    assert (got.num_heads, got.num_kv_heads, got.head_dim, got.vocab_size) == (8, 4, 256, 262208)
+    assert (got.max_positions, got.dtype, got.eos_token_ids, got.tie_word_embeddings) == (
+        131072, "bfloat16", (1, 106), True,
+    )  # fmt: skip
+    assert (got.rope.rope_type, got.rope.factor, got.rope.theta) == ("linear", 8.0, 1e6)
+    assert got.sliding_windows[4:7] == (1024, None, 1024)
+    assert sum(window is None for window in got.sliding_windows) == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (GEMMA3, {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported in Gemma3ForCausalLM"),
+        (GEMMA2, {"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported, only gelu_pytorch_tanh"),
+        (GEMMA2, {"sliding_window": None}, "sliding_window must be a positive whole number"),
+        (GEMMA2, {"sliding_window_pattern": 0}, "sliding_window_pattern must be a positive whole number"),
+        (GEMMA3, {"rope_parameters": {"rope_theta": 3.0}}, "rope_parameters.rope_theta must be absent"),
+        (GEMMA3_4B, {"text_config": {}}, "hidden_size is missing"),
+        (GEMMA3_4B, {"text_config": {"hidden_size": "x"}}, "text_config.hidden_size must be a positive whole number"),
+    ],
+)
+def test_gemma_refusals(config: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        spec(config, **changes)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aserve.core.model_spec import RopeSpec
+from aserve.core.rope_spec import RopeSpec
 from aserve.layers.context import LayerContext
 from aserve.layers.embedding import LMHead, TiedLMHead, VocabParallelEmbedding
 from aserve.layers.norm import RmsNorm

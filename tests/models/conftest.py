@@ -42,6 +42,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False},
+    "gemma2": {
+        "model_type": "gemma2", "sliding_window": 6, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 6, "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
 }  # fmt: skip
 
 
@@ -55,6 +66,8 @@ def write_checkpoint(folder: Path, settings: Mapping[str, Any], **options: Any) 
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
+                if "gemma" in config.model_type:  # they scale by 1 + weight
+                    parameter.sub_(1)
             else:
                 parameter.normal_(0.0, 0.25)
     model.save_pretrained(folder, **options)

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import aserve_kernels
+from aserve.core.errors import ModelLoadError
 from aserve.models.model import Model
 from aserve.runtime.loader import load_model
 
-FAMILIES = ("llama", "llama_untied_biased", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "llama_untied_biased", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
 LENGTHS = {"a": 37, "b": 5, "c": 18}
 Checkpoint = Callable[..., Path]
 
@@ -140,3 +142,47 @@ def test_windows_matter_in_these_tests(checkpoint: Checkpoint) -> None:
     windowed = hf_logits(checkpoint("mistral"), torch.float32)
     whole = hf_logits(checkpoint("mistral", sliding_window=None), torch.float32)
     assert relative_error(windowed, whole) > 1e-2
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_what_is_new_in_gemma_matters_in_these_tests(checkpoint: Checkpoint, family: str) -> None:
+    plain = hf_logits(checkpoint(family), torch.float32)
+    changes: list[dict[str, Any]] = [{"sliding_window": 200}, {"query_pre_attn_scalar": 16}]
+    if family == "gemma2":
+        changes += [{"attn_logit_softcapping": None}, {"final_logit_softcapping": None}]
+    else:
+        rope = {"rope_type": "default", "rope_theta": 1e4}
+        changes += [{"rope_parameters": {"full_attention": rope, "sliding_attention": rope}}]
+    for change in changes:
+        assert relative_error(hf_logits(checkpoint(family, **change), torch.float32), plain) > 1e-2, change
+
+
+def test_gemma3_with_images_is_served_without_them(checkpoint: Checkpoint, paged_run: Any, tmp_path: Path) -> None:
+    """Under the names that published checkpoints have, and under those of transformers 5's modules."""
+    plain = checkpoint("gemma3")
+    inner = json.loads((plain / "config.json").read_text())
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": inner}
+    weights = load_file(plain / "model.safetensors")
+    others = {
+        "vision_tower.vision_model.embeddings.patch_embedding.weight",
+        "multi_modal_projector.mm_soft_emb_norm.weight",
+    }
+    for number, (prefix, outer) in enumerate((("language_model.model.", ""), ("model.language_model.", "model."))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        named = {prefix + name.removeprefix("model."): tensor for name, tensor in weights.items()}
+        save_file({**named, **{outer + name: torch.ones(2) for name in others}}, folder / "model.safetensors")
+        got = prefill(paged_run(load(folder)))
+        assert relative_error(got, hf_logits(plain, torch.float32)) < 1e-5
+
+
+def test_two_names_of_one_weight_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    weights = load_file(checkpoint("gemma3") / "model.safetensors")
+    inner = json.loads((checkpoint("gemma3") / "config.json").read_text())
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    double = {"model.language_model.norm.weight": weights["model.norm.weight"].clone()}
+    save_file({**weights, **double}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="stand for the same weight"):
+        load(tmp_path)
