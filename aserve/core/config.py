@@ -118,17 +118,25 @@ class SchedulerConfig:
         max_in_flight: Steps submitted and not yet read: 2 overlaps planning with computing, 1 does not. Default 2 on
             CUDA, 1 on the CPU.
         max_queue: Most sequences waiting for admission; more are answered with 429.
-        policy: Order of admission: fcfs by arrival, priority by the request's priority, then by arrival.
+        policy: Order of admission: fcfs by arrival, priority by the request's priority and age, shortest-prefill by
+            the prompt's length and age.
+        aging_steps: Under priority, one level is worth so many steps of waiting; under shortest-prefill, a prompt that
+            fills one step is. Nobody is overtaken for longer than that.
+        prefix_lookahead: Among so many requests behind the next one, and the next one itself, that with the longest
+            cached prefix is admitted first; nobody is passed over more often than that. 0 turns it off.
     """
 
     max_num_seqs: int | None = None
     max_batch_tokens: int | None = None
     max_in_flight: int | None = None
     max_queue: int = 1024
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Literal["fcfs", "priority", "shortest-prefill"] = "fcfs"
+    aging_steps: int = 256
+    prefix_lookahead: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "max_num_seqs", "max_batch_tokens", "max_in_flight")
+        _at_least(self, 1, "max_num_seqs", "max_batch_tokens", "max_in_flight", "aging_steps")
+        _at_least(self, 0, "prefix_lookahead")
         _at_least(self, 0, "max_queue")
         _require(self.max_in_flight in (None, 1, 2), f"--max-in-flight must be 1 or 2, got {self.max_in_flight}")
 

@@ -218,7 +218,13 @@ def _vocab_size(tokenizer: Tokenizer, capacity: Capacity) -> int:
 
 
 def _make_scheduler(config: EngineConfig, capacity: Capacity) -> Scheduler:
-    return Scheduler(capacity, policy=config.scheduler.policy, prefix_cache=config.cache.prefix_cache)
+    return Scheduler(
+        capacity,
+        policy=config.scheduler.policy,
+        aging_steps=config.scheduler.aging_steps,
+        prefix_lookahead=config.scheduler.prefix_lookahead,
+        prefix_cache=config.cache.prefix_cache,
+    )
 
 
 @asynccontextmanager

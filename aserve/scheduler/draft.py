@@ -11,15 +11,17 @@ class Draft:
     Attributes:
         budget: tokens that may still be granted.
         rows: granted tokens per sequence.
+        prefills: running sequences with more than one token to compute, in policy order.
         preempted: whether a sequence lost its blocks for this plan.
         num_promised_blocks: blocks that running prefills will need before they sample, and do not hold yet.
     """
 
-    __slots__ = ("budget", "num_promised_blocks", "preempted", "rows")
+    __slots__ = ("budget", "num_promised_blocks", "preempted", "prefills", "rows")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.rows: dict[Sequence, int] = {}
+        self.prefills: list[Sequence] = []
         self.preempted = False
         self.num_promised_blocks = 0
 

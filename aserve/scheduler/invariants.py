@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 
 from aserve.core.step import StepPlan
-from aserve.scheduler.scheduler import WAITING_SLACK, Scheduler
+from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.waiting import SLACK
 
 # pyright: reportPrivateUsage=false
 
@@ -72,12 +73,12 @@ def _check_blocks(scheduler: Scheduler) -> None:
 
 
 def _check_states(scheduler: Scheduler) -> None:
-    waiting = {s.request.request_id for _, s in scheduler._waiting if not s.is_over}
+    waiting = {s.request.request_id for s in scheduler._waiting}
     running = [s.request.request_id for s in scheduler._running]
     _require(len(set(running)) == len(running), "S4", "a sequence runs twice")
     _require(not waiting & set(running), "S4", "a sequence waits and runs")
     _require(waiting | set(running) == set(scheduler._live), "S4", "a live sequence neither waits nor runs")
-    _require(scheduler._num_waiting == len(waiting), "S4", "the number of waiting sequences is wrong")
+    _require(len(scheduler._waiting) == len(waiting), "S4", "the number of waiting sequences is wrong")
     slots = [s.slot for s in scheduler._running]
     slots += [slot for step in scheduler._in_flight for slot in step.fenced_slots]
     _require(
@@ -85,7 +86,8 @@ def _check_states(scheduler: Scheduler) -> None:
         "S4",
         f"slots {slots} and free {scheduler._free_slots} do not make up all",
     )
-    _require(len(scheduler._waiting) <= 2 * len(waiting) + WAITING_SLACK, "S4", "ended sequences pile up in the queue")
+    num_entries = scheduler._waiting.num_entries
+    _require(num_entries <= 2 * len(waiting) + SLACK, "S4", "ended sequences pile up in the queue")
     owners = {s.slot: s for s in scheduler._running}
     for step in scheduler._in_flight:
         for row in step.rows:
@@ -114,6 +116,6 @@ def check_idle(scheduler: Scheduler) -> None:
     pool = scheduler.kv.pool
     _require(pool.num_free == pool.num_blocks, "S10", f"idle with {pool.num_blocks - pool.num_free} blocks in use")
     _require(scheduler._num_fenced_blocks == 0, "S10", "idle with fenced blocks")
-    _require(not scheduler._running and scheduler._num_waiting == 0, "S10", "idle with sequences")
+    _require(not scheduler._running and not scheduler._waiting, "S10", "idle with sequences")
     num_slots = scheduler.capacity.max_num_seqs
     _require(len(scheduler._free_slots) == num_slots, "S10", f"idle with {num_slots} slots, not all free")

@@ -30,10 +30,9 @@ from aserve.scheduler.kv_cache_manager import KVCacheManager
 from aserve.scheduler.policy import Policy, PolicyKey, key_function
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.stats import SchedulerStats
+from aserve.scheduler.waiting import WaitingQueue, pick_cached
 
 _ONE_PENDING = (PENDING,)
-WAITING_SLACK = 16
-"""Entries of the waiting heap that may be over before it is cleaned, beside as many as are alive."""
 
 
 def _key(sequence: Sequence) -> PolicyKey:
@@ -41,15 +40,30 @@ def _key(sequence: Sequence) -> PolicyKey:
 
 
 class Scheduler:
-    """Decides what runs, over the block ids and slots of one executor."""
+    """Decides what runs, over the block ids and slots of one executor.
 
-    def __init__(self, capacity: Capacity, *, policy: Policy = "fcfs", prefix_cache: bool = True) -> None:
+    Args:
+        policy: the order of admission, see ``policy``.
+        aging_steps: how many steps of waiting make up for a disadvantage under the policy.
+        prefix_lookahead: how many later requests may each time be passed over for one with a cached prefix; 0: none.
+        prefix_cache: whether equal beginnings of prompts are computed once.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        *,
+        policy: Policy = "fcfs",
+        aging_steps: int = 256,
+        prefix_lookahead: int = 0,
+        prefix_cache: bool = True,
+    ) -> None:
         self.capacity = capacity
         self.kv = KVCacheManager(capacity, prefix_cache=prefix_cache)
-        self._key_of = key_function(policy)
+        self._key_of = key_function(policy, aging_steps=aging_steps, max_batch_tokens=capacity.max_batch_tokens)
+        self._prefix_lookahead = prefix_lookahead
         self._live: dict[RequestId, Sequence] = {}
-        self._waiting: list[tuple[PolicyKey, Sequence]] = []  # a heap; sequences that are over are skipped when met
-        self._num_waiting = 0
+        self._waiting = WaitingQueue(1 + prefix_lookahead)
         self._running: list[Sequence] = []  # in policy order
         self._free_slots = list(range(capacity.max_num_seqs))  # a heap, so that low slots are reused first
         self._in_flight: deque[InFlightStep] = deque()
@@ -73,7 +87,7 @@ class Scheduler:
         pool = self.kv.pool
         return SchedulerStats(
             num_running=len(self._running),
-            num_waiting=self._num_waiting,
+            num_waiting=len(self._waiting),
             num_used_blocks=pool.num_blocks - pool.num_free,
             num_blocks=pool.num_blocks,
             num_preemptions=self._num_preemptions,
@@ -88,9 +102,9 @@ class Scheduler:
         assert request.prompt_token_ids, "a request has at least one prompt token"
         assert request.max_length <= self.capacity.max_length, f"{request.request_id} can never fit"
         assert request.request_id not in self._live, f"{request.request_id} is live already"
-        sequence = Sequence(request, self._key_of(request))
+        sequence = Sequence(request, self._key_of(request, self._next_step_id))
         self._live[request.request_id] = sequence
-        self._enqueue(sequence)
+        self._waiting.add(sequence)
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request in whatever state it is; idempotent. No event of it follows."""
@@ -106,8 +120,6 @@ class Scheduler:
         draft = Draft(self.capacity.max_batch_tokens)
         self._schedule_decodes(draft)
         self._schedule_prefills(draft)
-        if not draft.preempted:
-            self._admit(draft)
         return self._submit(draft) if draft.rows else None
 
     def commit(self, result: StepResult) -> tuple[TokenEvent, ...]:
@@ -151,20 +163,20 @@ class Scheduler:
                     draft.grant(sequence, 1)
                 else:
                     self._grant(sequence, 1, draft)
+            elif num_known > num_scheduled + 1:
+                draft.prefills.append(sequence)
 
     def _schedule_prefills(self, draft: Draft) -> None:
-        """Spread what is left of the budget over running sequences with more to compute, oldest first."""
-        running = self._running
-        position = 0
-        while position < len(running):
-            sequence = running[position]
-            position += 1
-            todo = sequence.num_to_compute
-            if todo <= 1:
-                continue
-            if draft.budget > 0:
-                self._grant(sequence, min(todo, draft.budget), draft)
-            draft.num_promised_blocks += max(0, self.kv.num_missing_blocks(sequence, sequence.num_known))
+        """Spread what is left of the budget over prompts in policy order: those that run, and those that wait."""
+        for sequence in draft.prefills:
+            draft.num_promised_blocks += self.kv.num_missing_blocks(sequence, sequence.num_known)
+        for sequence in draft.prefills:
+            self._admit(draft, before=sequence.key)
+            if draft.budget > 0 and sequence.slot >= 0:
+                num_held = len(sequence.block_table)
+                self._grant(sequence, min(sequence.num_to_compute, draft.budget), draft)
+                draft.num_promised_blocks -= len(sequence.block_table) - num_held
+        self._admit(draft)
 
     def _grant(self, sequence: Sequence, num_tokens: int, draft: Draft) -> None:
         end = sequence.num_scheduled + num_tokens
@@ -195,20 +207,25 @@ class Scheduler:
         self._running.remove(victim)
         self._release(victim)
         victim.forget_kv()
-        self._enqueue(victim)
+        self._waiting.add(victim)
 
-    def _admit(self, draft: Draft) -> None:
-        """Start waiting sequences in policy order, until one does not fit now."""
-        while self._waiting and draft.budget > 0 and self._free_slots:
-            sequence = self._waiting[0][1]
-            if sequence.is_over:
-                heapq.heappop(self._waiting)
-                continue
+    def _admit(self, draft: Draft, *, before: PolicyKey | None = None) -> None:
+        """Start waiting sequences in policy order, as far as ``before``, until one does not fit now."""
+        while self._waiting and draft.budget > 0 and self._free_slots and not draft.preempted:
+            front = self._waiting.front()
+            if before is not None and front[0].key > before:
+                return
+            index = pick_cached(front, self._num_cached, self._prefix_lookahead) if len(front) > 1 else 0
+            sequence = front[index]
             # a preempted sequence's last token may still be in flight; its value is needed to go on
             if sequence.num_pending or not self._start(sequence, draft):
                 return
-            heapq.heappop(self._waiting)
-            self._num_waiting -= 1
+            self._waiting.remove(sequence)
+            for overtaken in front[:index]:
+                overtaken.num_overtaken += 1
+
+    def _num_cached(self, sequence: Sequence) -> int:
+        return len(self.kv.match_prefix(sequence))
 
     def _start(self, sequence: Sequence, draft: Draft) -> bool:
         """Give a waiting sequence a slot and its first chunk, if its whole prompt has room."""
@@ -291,10 +308,6 @@ class Scheduler:
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, sequence: Sequence) -> None:
-        heapq.heappush(self._waiting, (sequence.key, sequence))
-        self._num_waiting += 1
-
     def _retire(self, sequence: Sequence) -> None:
         """Take a sequence that is over out of wherever it is."""
         del self._live[sequence.request.request_id]
@@ -303,14 +316,7 @@ class Scheduler:
             self._release(sequence)
             sequence.forget_kv()
         else:
-            self._num_waiting -= 1
-            self._compact_waiting()
-
-    def _compact_waiting(self) -> None:
-        """Drop sequences that are over from the heap once they are most of it: amortised O(1) per cancel."""
-        if len(self._waiting) > 2 * self._num_waiting + WAITING_SLACK:
-            self._waiting = [entry for entry in self._waiting if not entry[1].is_over]
-            heapq.heapify(self._waiting)
+            self._waiting.drop()
 
     def _release(self, sequence: Sequence) -> None:
         """Give up blocks and slot, at once or, while a submitted step may touch them, at its commit."""

@@ -25,6 +25,7 @@ class Sequence:
         slot: the executor's state for this sequence, -1 while waiting.
         last_step_id: the last submitted step with a row of this sequence, -1 before the first.
         epoch: counts preemptions; a step's row with another epoch computed KV that is gone.
+        num_overtaken: how many that come after it in policy order were admitted before it for their cached prefix.
         num_cached_tokens: prompt tokens that came from the prefix cache when it first ran.
         finish_reason: set once it has ended; ``cancelled`` when it was ended from outside.
     """
@@ -42,6 +43,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed",
         "num_in_flight",
+        "num_overtaken",
         "num_pending",
         "num_published_blocks",
         "request",
@@ -66,6 +68,7 @@ class Sequence:
         self.slot = -1
         self.last_step_id = -1
         self.epoch = 0
+        self.num_overtaken = 0
         self.num_cached_tokens = -1
         self.finish_reason: FinishReason | None = None
         self.cancelled = False

@@ -75,6 +75,8 @@ class Driver:
 
     capacity: Capacity
     policy: Policy = "fcfs"
+    aging_steps: int = 256
+    prefix_lookahead: int = 0
     prefix_cache: bool = True
     requests: dict[str, Request] = field(default_factory=dict)
     events: dict[str, list[TokenEvent]] = field(default_factory=dict)
@@ -84,14 +86,23 @@ class Driver:
     tables: dict[int, list[int]] = field(default_factory=dict)
     touched: deque[dict[int, str]] = field(default_factory=deque)
     started: set[str] = field(default_factory=set)
+    arrival_steps: dict[str, int] = field(default_factory=dict)
+    overtaken: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.capacity, policy=self.policy, prefix_cache=self.prefix_cache)
+        self.scheduler = Scheduler(
+            self.capacity,
+            policy=self.policy,
+            aging_steps=self.aging_steps,
+            prefix_lookahead=self.prefix_lookahead,
+            prefix_cache=self.prefix_cache,
+        )
         self.executor = FakeExecutor(self.capacity)
 
     def add(self, req: Request) -> None:
         self.requests[req.request_id] = req
         self.events[req.request_id] = []
+        self.arrival_steps[req.request_id] = len(self.plans)
         self.scheduler.add(req)
         check(self.scheduler)
 
@@ -118,16 +129,24 @@ class Driver:
         return plan
 
     def _check_order(self, plan: StepPlan) -> None:
-        """S11: nobody is admitted before one that waits still and comes first by the policy."""
-        admitted = {row.request_id for row in plan.sequences if row.new is not None}
-        self.started |= admitted
-        first_waiting = min((self.key(name) for name in self.live() if name not in self.started), default=None)
-        for name in admitted:
-            assert first_waiting is None or self.key(name) < first_waiting, f"S11: {name} admitted out of order"
+        """S11: one that waits is passed over by those that come later by the policy only for their cached prefix."""
+        for row in plan.sequences:
+            if row.new is None:
+                continue
+            self.started.add(row.request_id)
+            for name in self.live():
+                if name not in self.started and self.key(name) < self.key(row.request_id):
+                    self.overtaken[name] = self.overtaken.get(name, 0) + 1
+                    assert self.overtaken[name] <= self.prefix_lookahead, f"S11: {row.request_id} overtook {name}"
 
     def key(self, name: str) -> tuple[int, int]:
-        req = self.requests[name]
-        return (req.priority if self.policy == "priority" else 0, req.arrival_index)
+        req, step = self.requests[name], self.arrival_steps[name]
+        handicap = {
+            "fcfs": -step * self.capacity.max_batch_tokens,
+            "priority": req.priority * self.aging_steps * self.capacity.max_batch_tokens,
+            "shortest-prefill": len(req.prompt_token_ids) * self.aging_steps,
+        }
+        return (step * self.capacity.max_batch_tokens + handicap[self.policy], req.arrival_index)
 
     def _check_fences(self, plan: StepPlan) -> None:
         """S2: what a submitted step may read or write is neither free nor written for another sequence."""

@@ -20,11 +20,19 @@ class History(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 4),
         max_batch_tokens=st.integers(1, 24),
         max_in_flight=st.integers(1, 2),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "shortest-prefill"]),
+        aging_steps=st.sampled_from([1, 3, 100]),
+        prefix_lookahead=st.sampled_from([0, 0, 1, 3]),
         prefix_cache=st.booleans(),
     )
-    def start(self, policy, prefix_cache, **sizes) -> None:
-        self.driver = Driver(capacity(**sizes), policy=policy, prefix_cache=prefix_cache)
+    def start(self, policy, aging_steps, prefix_lookahead, prefix_cache, **sizes) -> None:
+        self.driver = Driver(
+            capacity(**sizes),
+            policy=policy,
+            aging_steps=aging_steps,
+            prefix_lookahead=prefix_lookahead,
+            prefix_cache=prefix_cache,
+        )
         self.count = 0
 
     @rule(
