@@ -3,7 +3,8 @@
 Starts in the order bind, accept, load: the app answers 503 until the engine is there. Stops in the order admission,
 running requests, engine and connections: the engine outlives every request that it admitted. Exit codes: 0 after
 SIGTERM or SIGINT, 1 when the start failed, 70 when the engine failed, 128 + n when a second signal n came, or
-the stop itself hung. Called by ``aserve.cli``.
+the stop itself hung. SIGHUP has the certificate read again; without TLS it ends the server.
+Called by ``aserve.cli``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import logging
 import os
 import resource
 import signal
-import ssl
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from types import FrameType
@@ -24,9 +23,11 @@ import trio
 
 from aserve.core.config import EngineConfig, ServerConfig
 from aserve.core.errors import AserveError, ConfigError, EngineDrainingError
+from aserve.server.clock import RunningClock
 from aserve.server.engine_slot import EngineSlot
 from aserve.server.guard import GuardConfig, GuardedServer, root_cause
 from aserve.server.listener import bind, url
+from aserve.server.log import LogWriter, configure_logging
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
@@ -42,6 +43,8 @@ ERROR_GRACE_S = 1.0  # for the error answers of a failed or drained engine, befo
 RETRY_AFTER_DRAIN_S = 10.0
 STOP_LIMIT_S = 15.0  # beyond all other limits: then something hangs, and the process ends itself
 _MAX_FILES = 65536
+_OWN_FILES = 64  # what the process opens beside its connections
+_LAST_LINES_S = 1.0
 
 
 def run_server(
@@ -52,14 +55,22 @@ def run_server(
     Args:
         open_engine: opens the engine as a scope; default ``aserve.assembly.open_engine``.
     """
-    _configure_logging(server_config.log_level)
+    log = LogWriter()
+    configure_logging(log, server_config.log_level)
     try:
-        process = _Process(engine_config, server_config, open_engine or _assembled())
+        return _run(engine_config, server_config, open_engine or _assembled(), log)
+    finally:
+        log.flush(_LAST_LINES_S)
+
+
+def _run(engine_config: EngineConfig, server_config: ServerConfig, open_engine: OpenEngine, log: LogWriter) -> int:
+    try:
+        process = _Process(engine_config, server_config, open_engine, log)
     except AserveError as error:
-        _say(f"error: {error.message}")
+        log.put(f"aserve: error: {error.message}")
         return EXIT_START_FAILED
     try:
-        trio.run(process.run)
+        trio.run(process.run, clock=RunningClock())
     except KeyboardInterrupt:  # before or after the time in which signals are received
         return 128 + signal.SIGINT
     except Exception:
@@ -75,24 +86,30 @@ def run_server(
 class _Process:
     """What lives as long as the process; ``run`` is its task tree."""
 
-    def __init__(self, engine_config: EngineConfig, server_config: ServerConfig, open_engine: OpenEngine) -> None:
+    def __init__(
+        self, engine_config: EngineConfig, server_config: ServerConfig, open_engine: OpenEngine, log: LogWriter
+    ) -> None:
         from aserve.server.app import App
 
+        self._log = log
         self._engine_config = engine_config
         self._config = server_config
         self._open_engine = open_engine
         self._slot = EngineSlot()
         tls = server_config.tls_certificate is not None
-        _raise_file_limit()
+        http_config = GuardConfig.from_server(server_config)
+        http_config.max_connections = _connections_that_fit(server_config.max_connections)
         sock = bind(server_config.host, server_config.port, user_timeout_s=server_config.stall_timeout_s)
         self._url = url(sock, tls=tls)
         app = App(self._slot, server_config)
         self._counts = app.counts
         try:
-            self._server = GuardedServer(app, GuardConfig.from_server(server_config), sock)
-        except (OSError, ssl.SSLError) as error:
+            self._server = GuardedServer(app, http_config, sock)
+        except OSError as error:
             sock.close()
             pair = f"{server_config.tls_certificate} and {server_config.tls_key}"
+            if server_config.tls_client_ca is not None:
+                pair += f" with the client authorities {server_config.tls_client_ca}"
             raise ConfigError(f"cannot use the TLS certificate and key {pair}: {error}") from error
         self._engine_scope = trio.CancelScope()
         self._release_engine = trio.Event()
@@ -102,13 +119,13 @@ class _Process:
 
     async def run(self) -> None:
         """Serve until stopped."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*self._signals()) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_signals, signals)
                 async with trio.open_nursery() as work:
                     work.start_soon(self._own_engine)
                     await work.start(self._server.run)
-                    _say(f"listening on {self._url}, loading the model")
+                    self._say(f"listening on {self._url}, loading the model")
                 nursery.cancel_scope.cancel()
 
     # ---- the engine
@@ -120,12 +137,12 @@ class _Process:
                 async with self._open_engine(self._engine_config) as engine:
                     self._slot.fill(engine)
                     names, seconds = ", ".join(engine.model_names), trio.current_time() - started
-                    _say(f"ready on {self._url} (model {names}) after {seconds:.1f} s")
+                    self._say(f"ready on {self._url} (model {names}) after {seconds:.1f} s")
                     gc.freeze()  # the loaded modules stay: no collection has to walk them again
                     await self._accompany(engine)
         except* AserveError as group:
             self._start_failed()
-            _say(f"error: {_describe(group)}")
+            self._say(f"error: {_describe(group)}")
         except* Exception:
             self._start_failed()
             logger.exception("the engine could not be started" if self._slot.engine is None else "the engine failed")
@@ -147,7 +164,7 @@ class _Process:
         await engine.wait_dead()
         self.failure, self.exit_code = engine.failure, EXIT_ENGINE_FAILED
         logger.error("the engine has failed; its requests are answered with an error, then the server ends")
-        _end_process_after(STOP_LIMIT_S, EXIT_ENGINE_FAILED)
+        self._end_after(STOP_LIMIT_S, EXIT_ENGINE_FAILED)
         await trio.sleep(ERROR_GRACE_S)
         self._server.stop(ERROR_GRACE_S)
         self._release_engine.set()
@@ -165,26 +182,34 @@ class _Process:
 
     # ---- the end
 
+    def _signals(self) -> tuple[signal.Signals, ...]:
+        if self._config.tls_certificate is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            return (signal.SIGINT, signal.SIGTERM)  # nohup: a closed terminal is to mean nothing
+        return (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
     async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
         async with trio.open_nursery() as nursery:
             async for number in signals:
-                if not self._stopping:
+                if number == signal.SIGHUP and self._config.tls_certificate is not None:
+                    self._server.reload_tls()
+                elif not self._stopping:
                     self._stopping = True
                     for each in (signal.SIGINT, signal.SIGTERM):  # the second ends even a loop that is stuck
-                        signal.signal(each, _end_process)
+                        signal.signal(each, self._end_now)
                     nursery.start_soon(self._shut_down, signal.Signals(number).name)
 
     async def _shut_down(self, why: str) -> None:
         engine = self._slot.engine
         if engine is None:
             logger.info("%s while loading: ending", why)
-            _end_process_after(CLOSE_GRACE_S + 1.0, 0)
+            self._end_after(CLOSE_GRACE_S + 1.0, 0)
             self._engine_scope.cancel()
             return
         limit_s = self._config.drain_timeout_s
         logger.info("%s: no new requests are taken; running ones have %g s", why, limit_s)
-        _end_process_after(limit_s + ERROR_GRACE_S + CLOSE_GRACE_S + STOP_LIMIT_S, EXIT_START_FAILED)
+        self._end_after(limit_s + ERROR_GRACE_S + CLOSE_GRACE_S + STOP_LIMIT_S, EXIT_START_FAILED)
         engine.start_draining(RETRY_AFTER_DRAIN_S)
+        await self._server.wind_down()
         with trio.move_on_after(limit_s) as limit:
             await engine.wait_idle()
             await self._counts.wait_none_active()  # a client may still be reading what the engine is done with
@@ -197,6 +222,25 @@ class _Process:
         self._release_engine.set()
         self._server.stop(CLOSE_GRACE_S)
 
+    def _end_now(self, number: int, _: FrameType | None) -> None:
+        self._say(f"{signal.Signals(number).name} again: ending at once")
+        self._log.flush(_LAST_LINES_S)
+        os._exit(128 + number)
+
+    def _end_after(self, seconds: float, code: int) -> None:
+        """Arm the last resort: a thread stuck in a driver, or a loop that is stuck, cannot be joined."""
+
+        def give_up(_: int, __: FrameType | None) -> None:
+            self._say("the server did not end in time: ending at once")
+            self._log.flush(_LAST_LINES_S)
+            os._exit(code)
+
+        signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _say(self, text: str) -> None:
+        self._log.put(f"aserve: {text}")
+
 
 def _assembled() -> OpenEngine:
     from aserve.assembly import open_engine
@@ -204,41 +248,16 @@ def _assembled() -> OpenEngine:
     return open_engine
 
 
-def _end_process(number: int, _: FrameType | None) -> None:
-    _say(f"{signal.Signals(number).name} again: ending at once")
-    os._exit(128 + number)
-
-
-def _end_process_after(seconds: float, code: int) -> None:
-    """Arm the last resort: a thread stuck in a driver, or a loop that is stuck, cannot be joined."""
-
-    def give_up(_: int, __: FrameType | None) -> None:
-        _say("the server did not end in time: ending at once")
-        os._exit(code)
-
-    signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _raise_file_limit() -> None:
+def _connections_that_fit(wanted: int) -> int:
     """Take the file descriptors that the system allows: each connection is one, and the usual soft limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _configure_logging(level: str) -> None:
-    """Our log as asked for, of libraries the warnings: hpack's debug log, for one, contains every API key."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("aserve").setLevel(level.upper())
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"aserve: {text}\n")
-    sys.stderr.flush()
+    files = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    fit = max(files - _OWN_FILES, 1)
+    if fit < wanted:
+        logger.warning("%d connections can be open, not %d: the system allows %d files", fit, wanted, files)
+    return min(fit, wanted)
 
 
 def _describe(error: BaseException) -> str:
