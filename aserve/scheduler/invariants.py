@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from aserve.core.step import StepPlan
+from aserve.core.step import NO_BLOCK, StepPlan
+from aserve.scheduler.prefix_key import hash_at
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.waiting import SLACK
@@ -23,8 +24,9 @@ def _require(condition: bool, invariant: str, what: object) -> None:
 
 
 def check(scheduler: Scheduler) -> None:
-    """Check S1 to S5 and, when nothing is live, S10. Costs O(blocks + sequences)."""
+    """Check S1 to S5, S12 and, when nothing is live, S10. Costs O(blocks + sequences)."""
     _check_blocks(scheduler)
+    _check_host(scheduler)
     _check_states(scheduler)
     for sequence in scheduler._live.values():
         _check_progress(scheduler, sequence)
@@ -40,12 +42,19 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     _require(len(plan.sequences) <= capacity.max_num_seqs, "S6", "too many rows")
     _require(all(row.token_ids for row in plan.sequences), "S6", "an empty row")
     _require(len(set(slots)) == len(slots), "S6", f"a slot twice in {slots}")
+    written = [copy.host_slot for copy in plan.saves]
+    _require(len(set(written)) == len(written), "S12", f"a host slot written twice in {plan.saves}")
+    filled = [copy.block_id for copy in plan.restores]
+    _require(len(set(filled)) == len(filled), "S12", f"a block restored twice in {plan.restores}")
+    host_slots = range(capacity.num_host_blocks)
+    _require(all(c.host_slot in host_slots for c in plan.saves + plan.restores), "S12", "a host slot there is not")
 
 
 def _holders(scheduler: Scheduler) -> Counter[int]:
     holders: Counter[int] = Counter()
     for sequence in scheduler._running:
-        holders.update(sequence.block_table)
+        for table in sequence.block_tables:
+            holders.update(block_id for block_id in table if block_id != NO_BLOCK)
     for step in scheduler._in_flight:
         for block_ids in step.fenced_blocks:
             holders.update(block_ids)
@@ -55,21 +64,43 @@ def _holders(scheduler: Scheduler) -> Counter[int]:
 def _check_blocks(scheduler: Scheduler) -> None:
     pool = scheduler.kv.pool
     holders = _holders(scheduler)
+    num_indexed = 0
     for block_id in range(pool.num_blocks):
         count = pool.ref_count(block_id)
         _require(count == holders[block_id], "S1", f"block {block_id} has {count} counted, {holders[block_id]} holders")
         _require(pool.is_free(block_id) == (count == 0), "S1", f"block {block_id} with {count} holders: free or not?")
-        prefix_hash = pool.prefix_hash(block_id)
-        indexed = prefix_hash is not None and pool.lookup(prefix_hash) == block_id
-        _require(prefix_hash is None or indexed, "S1", f"block {block_id} has a hash the index does not know")
-        _require(count < 2 or indexed, "S3", f"block {block_id} is shared and not published")
+        key = pool.key(block_id)
+        num_indexed += key is not None
+        _require(key is None or pool.lookup(key) == block_id, "S1", f"block {block_id} has another block's key")
+        shared = count > 1 and scheduler.kv.epoch == 0  # a reset takes blocks that stay shared out of the index
+        _require(not shared or key is not None, "S3", f"block {block_id} is shared and not published")
+    _require(pool.num_indexed == num_indexed, "S1", "the index has entries that no block has")
     _require(pool.num_free + len(+holders) == pool.num_blocks, "S1", "free and held blocks do not add up")
     for sequence in scheduler._running:
-        size = scheduler.capacity.block_size
-        for index, block_id in enumerate(sequence.block_table):
-            full = (index + 1) * size <= sequence.num_computed
-            private = pool.ref_count(block_id) == 1 and pool.prefix_hash(block_id) is None
-            _require(full or private, "S3", f"block {block_id} is published or shared before it is computed")
+        for group, table in enumerate(sequence.block_tables):
+            _check_table(scheduler, sequence, group, table)
+
+
+def _check_table(scheduler: Scheduler, sequence: Sequence, group: int, table: list[int]) -> None:
+    """A block is shared or published only once it is full, and by the name of what the holder has there."""
+    pool, size = scheduler.kv.pool, scheduler.capacity.block_size
+    for index, block_id in enumerate(table):
+        if block_id == NO_BLOCK:
+            continue
+        full = (index + 1) * size <= sequence.num_computed
+        key = pool.key(block_id)
+        private = pool.ref_count(block_id) == 1 and key is None
+        _require(full or private, "S3", f"block {block_id} is published or shared before it is computed")
+        if key is not None:
+            _require(key == hash_at(sequence, index, size) + bytes([group]), "S3", f"block {block_id} is misnamed")
+
+
+def _check_host(scheduler: Scheduler) -> None:
+    host = scheduler.kv.host
+    slots = list(host._slots.values()) + host._free
+    _require(sorted(slots) == list(range(host.num_slots)), "S12", "free and used host slots do not make up all")
+    _require(set(host._saves) <= set(host._slots.values()), "S12", "a save into a host slot that nothing is kept in")
+    _require(not host._restores and not host._pinned, "S12", "a restore that no plan has")
 
 
 def _check_states(scheduler: Scheduler) -> None:
@@ -101,10 +132,18 @@ def _check_states(scheduler: Scheduler) -> None:
 def _check_progress(scheduler: Scheduler, sequence: Sequence) -> None:
     name = sequence.request.request_id
     _require(0 <= sequence.num_computed <= sequence.num_scheduled <= sequence.num_known, "S5", f"counters of {name}")
-    covered = len(sequence.block_table) * scheduler.capacity.block_size
-    _require(sequence.num_scheduled <= covered or sequence.slot < 0, "S5", f"{name} computes beyond its blocks")
+    capacity = scheduler.capacity
+    _require(sequence.num_scheduled <= sequence.num_covered or sequence.slot < 0, "S5", f"{name} lacks blocks")
+    for group, table in enumerate(sequence.block_tables):
+        _require(
+            len(table) * capacity.block_size == sequence.num_covered, "S5", f"a table of {name} is too long or short"
+        )
+        first = capacity.first_block(capacity.windows[group], sequence.num_computed)
+        gone = [index for index, block_id in enumerate(table) if block_id == NO_BLOCK]
+        _require(gone == list(range(first)), "S5", f"{name} lacks blocks {gone} of group {group}, {first} are not read")
+        _require(sequence.first_blocks[group] == first, "S5", f"{name} miscounts what fell behind a window")
     _require(sequence.num_known <= sequence.max_length, "S5", f"{name} grows beyond its limit")
-    _require(sequence.slot >= 0 or not sequence.block_table, "S4", f"{name} waits and holds blocks")
+    _require(sequence.slot >= 0 or not sequence.block_tables, "S4", f"{name} waits and holds blocks")
     for step in scheduler._in_flight:
         for row in step.rows:
             if row.sequence is sequence and row.epoch == sequence.epoch:

@@ -1,108 +1,264 @@
-"""Sequences' hold on KV blocks: prefix match, growth, publication and release.
+"""Sequences' hold on KV blocks: prefix match, growth, what falls behind a window, publication and release.
 
-Sits between the scheduler, which decides, and ``BlockPool``, which counts. Prefix entries are named by a chain of
-128-bit BLAKE2b hashes over the bytes of each full block's token ids, the parent's hash included and the request's
-``cache_salt`` at the root, so equal hashes mean equal prefixes (Python's ``hash`` collides, and differs by process).
+Sits between the scheduler, which decides, ``BlockPool``, which counts, and ``HostCache``, which keeps what the pool
+has to give away. A sequence has one block table per KV group, all of one length; a window group's table has
+``NO_BLOCK`` where nothing is read any more. A prefix can be reused when the groups without a window hold all of it and
+each window group holds what the window before its end touches.
 """
 
 from __future__ import annotations
 
-from array import array
-from hashlib import blake2b
+from dataclasses import dataclass, field
 
 from aserve.core.capacity import Capacity
-from aserve.scheduler.block_pool import BlockPool
-from aserve.scheduler.sequence import Sequence
-
-HASH_BYTES = 16
-
-
-def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
-    """The prefix hash of a full block that follows the prefix ``parent``."""
-    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=HASH_BYTES).digest()
+from aserve.core.step import NO_BLOCK, BlockCopy
+from aserve.scheduler.block_pool import BlockPool, PrefixKey
+from aserve.scheduler.host_cache import HostCache
+from aserve.scheduler.prefix_key import hash_at
+from aserve.scheduler.sequence import NEVER, Sequence
 
 
-def root_hash(cache_salt: bytes) -> bytes:
-    """The parent of a sequence's first block."""
-    return blake2b(cache_salt, digest_size=HASH_BYTES, person=b"aserve-prefix").digest()
+@dataclass(slots=True)
+class PrefixMatch:
+    """A cached prefix as it was found; true until the next call that changes the pool.
+
+    Attributes:
+        num_blocks: its length in blocks.
+        tables: per group, the blocks that hold it; ``NO_BLOCK`` behind the window and for what is in host memory.
+        on_host: (group, index in the table, key) of the blocks that are to be restored.
+    """
+
+    num_blocks: int = 0
+    tables: list[list[int]] = field(default_factory=list[list[int]])
+    on_host: list[tuple[int, int, PrefixKey]] = field(default_factory=list[tuple[int, int, PrefixKey]])
 
 
 class KVCacheManager:
-    """Block tables of sequences over one pool."""
+    """Block tables of sequences over one pool.
+
+    Attributes:
+        num_host_hits: sequences whose prefix was in part restored from host memory.
+        num_restored_tokens: tokens of those prefixes that at least one group restored.
+    """
 
     def __init__(self, capacity: Capacity, *, prefix_cache: bool) -> None:
-        self.pool = BlockPool(capacity.num_blocks)
+        self.host = HostCache(capacity.num_host_blocks if prefix_cache else 0)
+        self.pool = BlockPool(capacity.num_blocks, self.host.save if self.host.num_slots else None)
         self.prefix_cache = prefix_cache
+        self.num_host_hits = 0
+        self.num_restored_tokens = 0
+        self._capacity = capacity
         self._block_size = capacity.block_size
+        self._num_groups = capacity.num_groups
+        # an index entry without its group would let one group read what another has computed
+        self._groups = [(number, bytes([number]), window) for number, window in enumerate(capacity.windows)]
+        self._full = [entry[:2] for entry in self._groups if entry[2] is None]
+        self._windowed = [(number, tag, window) for number, tag, window in self._groups if window is not None]
+        self._epoch = 0
 
-    def match_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold the longest cached prefix of the sequence; nothing is taken hold of.
+    @property
+    def epoch(self) -> int:
+        """Counts resets; what was computed in another epoch is never published."""
+        return self._epoch
+
+    # -- finding a prefix --------------------------------------------------------------------------------------------
+
+    def match_prefix(self, sequence: Sequence) -> PrefixMatch:
+        """Find the longest cached prefix of the sequence; nothing is taken hold of.
 
         The last known token is always left to compute, since its logits are needed.
         """
         if not self.prefix_cache:
-            return []
-        matched: list[int] = []
-        for index in range((len(sequence.token_ids) - 1) // self._block_size):
-            block_id = self.pool.lookup(self._hash_at(sequence, index))
-            if block_id is None:
-                break
-            matched.append(block_id)
-        return matched
+            return PrefixMatch(0, [[] for _ in self._groups])
+        num_blocks = self._usable_length(sequence, (len(sequence.token_ids) - 1) // self._block_size)
+        match = PrefixMatch(num_blocks)
+        end = num_blocks * self._block_size
+        for group, tag, window in self._groups:
+            first = self._capacity.first_block(window, end)
+            table = [NO_BLOCK] * first
+            for index in range(first, num_blocks):
+                key = self._hash_at(sequence, index) + tag
+                block_id = self.pool.lookup(key)
+                if block_id is None:
+                    match.on_host.append((group, index, key))
+                    block_id = NO_BLOCK
+                table.append(block_id)
+            match.tables.append(table)
+        return match
 
-    def num_blocks_to_take(self, matched: list[int], num_tokens: int) -> int:
-        """Free blocks used up by a sequence of ``num_tokens`` that starts from the ``matched`` prefix."""
-        revived = sum(self.pool.ref_count(block_id) == 0 for block_id in matched)
-        return self._num_blocks_for(num_tokens) - len(matched) + revived
+    def num_cached(self, sequence: Sequence) -> int:
+        """Tokens of the longest cached prefix of the sequence."""
+        limit = (len(sequence.token_ids) - 1) // self._block_size
+        return self._usable_length(sequence, limit) * self._block_size if self.prefix_cache else 0
 
-    def start(self, sequence: Sequence, matched: list[int]) -> None:
+    def _usable_length(self, sequence: Sequence, limit: int) -> int:
+        """Blocks of the longest prefix, up to ``limit``, that every group can start from."""
+        length = 0 if self._full else limit
+        while length < limit and all(self._is_cached(sequence, length, tag) for _, tag in self._full):
+            length += 1
+        known_from = {group: length for group, _, _ in self._windowed}  # these up to the length tried last are cached
+        while True:
+            for group, tag, window in self._windowed:
+                first = self._capacity.first_block(window, length * self._block_size)
+                index = min(known_from[group], length)
+                while index > first and self._is_cached(sequence, index - 1, tag):
+                    index -= 1
+                known_from[group] = index
+                if index > first:
+                    length = index - 1  # any longer one, up to the one tried, needs the missing block as well
+                    break
+            else:
+                return length
+
+    def _is_cached(self, sequence: Sequence, index: int, tag: bytes) -> bool:
+        key = self._hash_at(sequence, index) + tag
+        return self.pool.lookup(key) is not None or key in self.host
+
+    # -- taking hold -------------------------------------------------------------------------------------------------
+
+    def num_blocks_to_take(self, match: PrefixMatch, num_tokens: int) -> int:
+        """Free blocks used up by a sequence of ``num_tokens`` that starts from the matched prefix."""
+        pool = self.pool
+        shared = 0
+        for table in match.tables:
+            for block_id in table:
+                shared += block_id != NO_BLOCK and pool.ref_count(block_id) > 0
+        return self._capacity.num_blocks_for(num_tokens) - shared
+
+    def start(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Give a sequence the prefix that ``match_prefix`` found."""
-        for block_id in matched:
-            self.pool.hold(block_id)
-        sequence.block_table = list(matched)
-        sequence.num_computed = len(matched) * self._block_size
-        sequence.num_published_blocks = len(matched)
+        for table in match.tables:
+            for block_id in table:
+                if block_id != NO_BLOCK:
+                    self.pool.hold(block_id)
+        sequence.block_tables = match.tables
+        if match.on_host:
+            self._restore(match)
+        num_tokens = match.num_blocks * self._block_size
+        sequence.num_covered = num_tokens
+        sequence.num_computed = num_tokens
+        sequence.num_published_blocks = match.num_blocks
+        sequence.cache_epoch = self._epoch
+        sequence.first_blocks = [self._capacity.first_block(window, num_tokens) for _, _, window in self._groups]
+        sequence.next_drop = self._next_drop(sequence)
+
+    def _restore(self, match: PrefixMatch) -> None:
+        """Bring what is on the host back into blocks. These can be shared at once: whoever reads them runs later."""
+        for _, _, key in match.on_host:  # all, before the first allocation can evict one of them
+            self.host.pin(key)
+        for group, index, key in match.on_host:
+            block_id = self.pool.allocate()
+            self.host.restore(key, block_id)
+            self.pool.publish(block_id, key)
+            match.tables[group][index] = block_id
+        self.num_host_hits += 1
+        self.num_restored_tokens += len({index for _, index, _ in match.on_host}) * self._block_size
 
     def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that the table lacks to cover ``num_tokens`` positions."""
-        return self._num_blocks_for(num_tokens) - len(sequence.block_table)
+        """Blocks that the tables lack to cover ``num_tokens`` positions."""
+        return -(-(num_tokens - sequence.num_covered) // self._block_size) * self._num_groups
+
+    def num_promised_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a sequence will hold at this length, beyond those that it holds."""
+        num_held = len(sequence.block_tables[0]) * self._num_groups - sum(sequence.first_blocks)
+        return max(0, self._capacity.num_blocks_for(num_tokens) - num_held)
+
+    def chunk_that_fits(self, sequence: Sequence, num_tokens: int, num_reserved: int) -> int:
+        """The part of a chunk for which unreserved blocks are free; at least what one more block per group brings.
+
+        A sequence is promised what its window touches, not room for a whole chunk beside it, so chunks shrink when
+        blocks are short. Without windows all of a prompt is promised, and its chunks stay whole.
+        """
+        if not self._windowed:
+            return num_tokens
+        num_positions = max(1, (self.pool.num_free - num_reserved) // self._num_groups)
+        return min(num_tokens, sequence.num_covered + num_positions * self._block_size - sequence.num_scheduled)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
-        """Extend the table to cover ``num_tokens`` positions; the blocks must be free."""
-        for _ in range(self.num_missing_blocks(sequence, num_tokens)):
-            sequence.block_table.append(self.pool.allocate())
+        """Extend the tables to cover ``num_tokens`` positions; the blocks must be free."""
+        while sequence.num_covered < num_tokens:
+            for table in sequence.block_tables:
+                table.append(self.pool.allocate())
+            sequence.num_covered += self._block_size
+
+    # -- after a commit ----------------------------------------------------------------------------------------------
 
     def publish(self, sequence: Sequence) -> None:
-        """Offer the blocks that committed steps have filled to other sequences."""
+        """Offer the blocks that committed steps have filled to other sequences; let go of those behind a window."""
         num_full = sequence.num_computed // self._block_size
-        if not self.prefix_cache or num_full <= sequence.num_published_blocks:
-            return
-        for index in range(sequence.num_published_blocks, num_full):
-            self.pool.publish(sequence.block_table[index], self._hash_at(sequence, index))
-        sequence.num_published_blocks = num_full
+        if num_full > sequence.num_published_blocks:
+            if self.prefix_cache and sequence.cache_epoch == self._epoch:
+                for index in range(sequence.num_published_blocks, num_full):
+                    prefix_hash = self._hash_at(sequence, index)
+                    for group, tag, _ in self._groups:
+                        self.pool.publish(sequence.block_tables[group][index], prefix_hash + tag)
+            sequence.num_published_blocks = num_full
+        if sequence.num_computed >= sequence.next_drop:
+            self._drop_behind_windows(sequence)
+
+    def _drop_behind_windows(self, sequence: Sequence) -> None:
+        """Release what no row can read any more.
+
+        Steps in flight need no fence: their rows start at ``num_computed`` or later.
+        """
+        for group, _, window in self._windowed:
+            first = self._capacity.first_block(window, sequence.num_computed)
+            table = sequence.block_tables[group]
+            for index in range(sequence.first_blocks[group], first):
+                self.pool.release(table[index])
+                table[index] = NO_BLOCK
+            sequence.first_blocks[group] = first
+        sequence.next_drop = self._next_drop(sequence)
+
+    def _next_drop(self, sequence: Sequence) -> int:
+        """How many tokens must be computed for another block to fall behind a window."""
+        ends = [
+            (sequence.first_blocks[group] + 1) * self._block_size + window - 1 for group, _, window in self._windowed
+        ]
+        return min(ends, default=NEVER)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Take the blocks that only this sequence holds out of the prefix index: they are not to be trusted.
+        """Take what only this sequence holds, or let go of, out of the prefix cache: it is not to be trusted.
 
         Blocks that others hold stay; if those are at fault, the last holder to fail takes them out.
         """
-        for block_id in sequence.block_table:
-            if self.pool.ref_count(block_id) == 1:
-                self.pool.unpublish(block_id)
+        pool = self.pool
+        for index in range(sequence.num_published_blocks if self.prefix_cache else 0):
+            prefix_hash = self._hash_at(sequence, index)
+            for group, tag, _ in self._groups:
+                key = prefix_hash + tag
+                self.host.forget(key)
+                block_id = sequence.block_tables[group][index]
+                if block_id == NO_BLOCK:
+                    block_id = pool.lookup(key)
+                    if block_id is not None and pool.is_free(block_id):
+                        pool.unpublish(block_id)
+                elif pool.ref_count(block_id) == 1:
+                    pool.unpublish(block_id)
+
+    # -- letting go --------------------------------------------------------------------------------------------------
+
+    def held_blocks(self, sequence: Sequence) -> list[int]:
+        """A sequence's blocks in the order of release: last first, so that beginnings of prefixes are kept longest."""
+        if self._num_groups == 1:
+            return sequence.block_tables[0][: sequence.first_blocks[0] - 1 if sequence.first_blocks[0] else None : -1]
+        positions = reversed(range(min(sequence.first_blocks), len(sequence.block_tables[0])))
+        return [t[index] for index in positions for t in sequence.block_tables if t[index] != NO_BLOCK]
 
     def release(self, block_ids: list[int]) -> None:
-        """Let go of a table's blocks. Last first, so that the beginnings of prefixes are kept longest."""
-        for block_id in reversed(block_ids):
+        """Let go of what ``held_blocks`` returned."""
+        for block_id in block_ids:
             self.pool.release(block_id)
 
-    def _hash_at(self, sequence: Sequence, index: int) -> bytes:
-        hashes = sequence.block_hashes
-        size = self._block_size
-        while len(hashes) <= index:
-            parent = hashes[-1] if hashes else root_hash(sequence.request.cache_salt)
-            start = len(hashes) * size
-            hashes.append(hash_block(parent, sequence.token_ids[start : start + size]))
-        return hashes[index]
+    def reset(self) -> None:
+        """Forget every prefix: nothing computed so far is ever matched again. Sequences keep what they hold."""
+        self._epoch += 1
+        self.pool.clear_index()
+        self.host.clear()
 
-    def _num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+    def take_copies(self) -> tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]]:
+        """The saves and restores for the plan that is being made."""
+        return self.host.take_copies()
+
+    def _hash_at(self, sequence: Sequence, index: int) -> bytes:
+        return hash_at(sequence, index, self._block_size)

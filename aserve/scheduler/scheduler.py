@@ -93,6 +93,8 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_prefix_queries=self._num_prefix_queries,
             num_prefix_hits=self._num_prefix_hits,
+            num_host_hits=self.kv.num_host_hits,
+            num_restored_tokens=self.kv.num_restored_tokens,
         )
 
     # -- the verbs ---------------------------------------------------------------------------------------------------
@@ -112,6 +114,10 @@ class Scheduler:
         if sequence is not None:
             sequence.cancelled = True
             self._retire(sequence)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes, as a change of the weights demands: what is computed so far is matched by nobody new."""
+        self.kv.reset()
 
     def plan(self) -> StepPlan | None:
         """Decide the next step; None when nothing can run now or ``max_in_flight`` steps await their commit."""
@@ -159,7 +165,7 @@ class Scheduler:
             num_known = len(sequence.token_ids) + sequence.num_pending
             num_scheduled = sequence.num_computed + sequence.num_in_flight
             if num_known == num_scheduled + 1 and num_known < sequence.max_length:
-                if num_scheduled < len(sequence.block_table) * self.capacity.block_size:
+                if num_scheduled < sequence.num_covered:
                     draft.grant(sequence, 1)
                 else:
                     self._grant(sequence, 1, draft)
@@ -169,22 +175,22 @@ class Scheduler:
     def _schedule_prefills(self, draft: Draft) -> None:
         """Spread what is left of the budget over prompts in policy order: those that run, and those that wait."""
         for sequence in draft.prefills:
-            draft.num_promised_blocks += self.kv.num_missing_blocks(sequence, sequence.num_known)
+            draft.num_promised_blocks += self.kv.num_promised_blocks(sequence, sequence.num_known)
         for sequence in draft.prefills:
             self._admit(draft, before=sequence.key)
             if draft.budget > 0 and sequence.slot >= 0:
-                num_held = len(sequence.block_table)
+                promised = self.kv.num_promised_blocks(sequence, sequence.num_known)
                 self._grant(sequence, min(sequence.num_to_compute, draft.budget), draft)
-                draft.num_promised_blocks -= len(sequence.block_table) - num_held
+                draft.num_promised_blocks += self.kv.num_promised_blocks(sequence, sequence.num_known) - promised
         self._admit(draft)
 
     def _grant(self, sequence: Sequence, num_tokens: int, draft: Draft) -> None:
-        end = sequence.num_scheduled + num_tokens
-        missing = self.kv.num_missing_blocks(sequence, end)
-        if missing > 0:
-            if not self._make_room(sequence, missing, draft):
+        start = sequence.num_scheduled
+        if start + num_tokens > sequence.num_covered:
+            num_tokens = self.kv.chunk_that_fits(sequence, num_tokens, len(self._running) * self.capacity.num_groups)
+            if not self._make_room(sequence, self.kv.num_missing_blocks(sequence, start + num_tokens), draft):
                 return
-            self.kv.grow(sequence, end)
+            self.kv.grow(sequence, start + num_tokens)
         draft.grant(sequence, num_tokens)
 
     def _make_room(self, sequence: Sequence, num_blocks: int, draft: Draft) -> bool:
@@ -215,7 +221,7 @@ class Scheduler:
             front = self._waiting.front()
             if before is not None and front[0].key > before:
                 return
-            index = pick_cached(front, self._num_cached, self._prefix_lookahead) if len(front) > 1 else 0
+            index = pick_cached(front, self.kv.num_cached, self._prefix_lookahead) if len(front) > 1 else 0
             sequence = front[index]
             # a preempted sequence's last token may still be in flight; its value is needed to go on
             if sequence.num_pending or not self._start(sequence, draft):
@@ -224,14 +230,11 @@ class Scheduler:
             for overtaken in front[:index]:
                 overtaken.num_overtaken += 1
 
-    def _num_cached(self, sequence: Sequence) -> int:
-        return len(self.kv.match_prefix(sequence))
-
     def _start(self, sequence: Sequence, draft: Draft) -> bool:
         """Give a waiting sequence a slot and its first chunk, if its whole prompt has room."""
         matched = self.kv.match_prefix(sequence)
-        # One more block per running sequence stays free: without it an admission to the brim is preempted at once.
-        reserve = draft.num_promised_blocks + len(self._running)
+        # A place more per running sequence stays free: without it an admission to the brim is preempted at once.
+        reserve = draft.num_promised_blocks + len(self._running) * self.capacity.num_groups
         needed = self.kv.num_blocks_to_take(matched, len(sequence.token_ids))
         if needed + reserve > self.kv.pool.num_free:
             return False
@@ -239,10 +242,10 @@ class Scheduler:
         self._note_prefix(sequence)
         sequence.slot = heapq.heappop(self._free_slots)
         insort(self._running, sequence, key=_key)
-        num_tokens = min(sequence.num_to_compute, draft.budget)
+        num_tokens = self.kv.chunk_that_fits(sequence, min(sequence.num_to_compute, draft.budget), reserve)
         self.kv.grow(sequence, sequence.num_scheduled + num_tokens)
         draft.grant(sequence, num_tokens)
-        draft.num_promised_blocks += self.kv.num_missing_blocks(sequence, len(sequence.token_ids))
+        draft.num_promised_blocks += self.kv.num_promised_blocks(sequence, len(sequence.token_ids))
         return True
 
     def _note_prefix(self, sequence: Sequence) -> None:
@@ -264,7 +267,7 @@ class Scheduler:
             sequence.num_pending += row.samples
             sequence.last_step_id = step_id
         self._in_flight.append(InFlightStep(step_id, planned))
-        return StepPlan(step_id, tuple(rows))
+        return StepPlan(step_id, tuple(rows), *self.kv.take_copies())
 
     def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         start = sequence.num_computed + sequence.num_in_flight
@@ -277,12 +280,14 @@ class Scheduler:
             assert num_tokens == 1
             token_ids = _ONE_PENDING
         new = None
-        announced = sequence.num_announced_blocks
+        announced = sequence.num_announced
         if announced == 0:
             new = NewSequence(sequence.request.sampling, len(sequence.request.prompt_token_ids), tuple(tokens[:start]))
-        table = sequence.block_table
-        blocks = (tuple(table[announced:]),) if len(table) > announced else ()
-        sequence.num_announced_blocks = len(table)
+        blocks: tuple[tuple[int, ...], ...] = ()
+        if sequence.num_covered > announced:
+            first = announced // self.capacity.block_size
+            blocks = tuple([tuple(table[first:]) for table in sequence.block_tables])
+            sequence.num_announced = sequence.num_covered
         samples = end == num_values + sequence.num_pending
         return ScheduledSequence(sequence.request.request_id, sequence.slot, start, token_ids, blocks, samples, new)
 
@@ -322,14 +327,15 @@ class Scheduler:
         """Give up blocks and slot, at once or, while a submitted step may touch them, at its commit."""
         if self._in_flight and sequence.last_step_id >= self._in_flight[0].step_id:
             step = self._in_flight[sequence.last_step_id - self._in_flight[0].step_id]
-            step.fenced_blocks.append(sequence.block_table)
+            held = self.kv.held_blocks(sequence)
+            step.fenced_blocks.append(held)
             step.fenced_slots.append(sequence.slot)
             pool = self.kv.pool
-            only_holder = sum(pool.ref_count(block_id) == 1 for block_id in sequence.block_table)
+            only_holder = sum(pool.ref_count(block_id) == 1 for block_id in held)
             step.num_blocks_to_free += only_holder
             self._num_fenced_blocks += only_holder
         else:
-            self.kv.release(sequence.block_table)
+            self.kv.release(self.kv.held_blocks(sequence))
             heapq.heappush(self._free_slots, sequence.slot)
 
     def _lift_fences(self, step: InFlightStep) -> None:

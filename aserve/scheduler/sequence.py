@@ -9,6 +9,9 @@ from __future__ import annotations
 from aserve.core.request import FinishReason, Request
 from aserve.scheduler.policy import PolicyKey
 
+NEVER = 2**63 - 1
+"""As ``next_drop``: no group has a window."""
+
 
 class Sequence:
     """A live request.
@@ -16,12 +19,17 @@ class Sequence:
     Attributes:
         token_ids: prompt and generated tokens whose values are known.
         num_pending: tokens sampled by steps in flight, so that they exist but have no known value.
-        num_computed: leading tokens whose KV is in the block table, by committed steps.
+        num_computed: leading tokens whose KV is in the block tables, by committed steps.
         num_in_flight: tokens after those that submitted, uncommitted steps compute.
-        block_table: blocks held, in order of position.
+        block_tables: per KV group, the blocks in order of position, ``NO_BLOCK`` for those let go of behind a window;
+            all of one length. Empty while waiting.
+        num_covered: positions that the tables have blocks for.
+        first_blocks: per group, how many leading entries of the table are ``NO_BLOCK``.
+        next_drop: once so many tokens are computed, another block falls behind a window.
         block_hashes: prefix hashes of the leading full blocks, as far as they were needed.
-        num_announced_blocks: leading blocks of the table that the executor has been told of.
+        num_announced: leading positions whose blocks the executor has been told of.
         num_published_blocks: leading blocks offered to the prefix index.
+        cache_epoch: epoch of the prefix cache in which it started; blocks are published in no other.
         slot: the executor's state for this sequence, -1 while waiting.
         last_step_id: the last submitted step with a row of this sequence, -1 before the first.
         epoch: counts preemptions; a step's row with another epoch computed KV that is gone.
@@ -32,16 +40,20 @@ class Sequence:
 
     __slots__ = (
         "block_hashes",
-        "block_table",
+        "block_tables",
+        "cache_epoch",
         "cancelled",
         "epoch",
         "finish_reason",
+        "first_blocks",
         "key",
         "last_step_id",
         "max_length",
-        "num_announced_blocks",
+        "next_drop",
+        "num_announced",
         "num_cached_tokens",
         "num_computed",
+        "num_covered",
         "num_in_flight",
         "num_overtaken",
         "num_pending",
@@ -61,10 +73,14 @@ class Sequence:
         self.num_pending = 0
         self.num_computed = 0
         self.num_in_flight = 0
-        self.block_table: list[int] = []
+        self.block_tables: list[list[int]] = []
+        self.num_covered = 0
+        self.first_blocks: list[int] = []
+        self.next_drop = NEVER
         self.block_hashes: list[bytes] = []
-        self.num_announced_blocks = 0
+        self.num_announced = 0
         self.num_published_blocks = 0
+        self.cache_epoch = 0
         self.slot = -1
         self.last_step_id = -1
         self.epoch = 0
@@ -101,10 +117,13 @@ class Sequence:
 
     def forget_kv(self) -> None:
         """Drop blocks, slot and progress in one go; what steps in flight compute no longer counts."""
-        self.block_table = []
+        self.block_tables = []
+        self.num_covered = 0
+        self.first_blocks = []
+        self.next_drop = NEVER
         self.num_computed = 0
         self.num_in_flight = 0
-        self.num_announced_blocks = 0
+        self.num_announced = 0
         self.num_published_blocks = 0
         self.slot = -1
         self.epoch += 1
