@@ -86,6 +86,8 @@ class CacheConfig:
         kv_cache_memory: Size of the KV cache in bytes, for example 6GiB.
         gpu_memory_fraction: Share of the whole device memory for weights, activations and KV; default on CUDA 0.9.
         prefix_cache: Reuse the KV of equal prompt beginnings.
+        host_cache_memory: Host memory for prompt beginnings that the KV cache had to give up, for example 8GiB; they
+            are copied back when they are asked for again. Default none.
     """
 
     block_size: int = 16
@@ -93,6 +95,7 @@ class CacheConfig:
     kv_cache_memory: str | None = None
     gpu_memory_fraction: float | None = None
     prefix_cache: bool = True
+    host_cache_memory: str | None = None
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "block_size", "kv_cache_tokens")
@@ -103,6 +106,9 @@ class CacheConfig:
         _require(len(sizes) <= 1, f"set only one size of the KV cache, not {flags}")
         if self.kv_cache_memory is not None:
             _require(parse_bytes(self.kv_cache_memory) > 0, "--kv-cache-memory must be more than 0")
+        if self.host_cache_memory is not None:
+            _require(parse_bytes(self.host_cache_memory) > 0, "--host-cache-memory must be more than 0")
+            _require(self.prefix_cache, "--host-cache-memory keeps prefixes, and --no-prefix-cache has none")
         fraction = self.gpu_memory_fraction
         _require(fraction is None or 0 < fraction <= 1, f"--gpu-memory-fraction must be above 0, up to 1: {fraction}")
 
