@@ -218,22 +218,17 @@ class KVCacheManager:
         return min(ends, default=NEVER)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Take what only this sequence holds, or let go of, out of the prefix cache: it is not to be trusted.
+        """Take what a sequence computed or read out of the prefix cache: it is not to be trusted.
 
-        Blocks that others hold stay; if those are at fault, the last holder to fail takes them out.
+        Blocks that several hold stay; if those are at fault, the last holder to fail takes them out.
         """
         pool = self.pool
-        for index in range(sequence.num_published_blocks if self.prefix_cache else 0):
-            prefix_hash = self._hash_at(sequence, index)
-            for group, tag, _ in self._groups:
+        for prefix_hash in sequence.block_hashes:
+            for _, tag, _ in self._groups:
                 key = prefix_hash + tag
                 self.host.forget(key)
-                block_id = sequence.block_tables[group][index]
-                if block_id == NO_BLOCK:
-                    block_id = pool.lookup(key)
-                    if block_id is not None and pool.is_free(block_id):
-                        pool.unpublish(block_id)
-                elif pool.ref_count(block_id) == 1:
+                block_id = pool.lookup(key)
+                if block_id is not None and pool.ref_count(block_id) <= 1:
                     pool.unpublish(block_id)
 
     # -- letting go --------------------------------------------------------------------------------------------------

@@ -137,15 +137,15 @@ class Scheduler:
         for row in step.rows:
             index += row.samples
             sequence = row.sequence
+            broken = row.samples and result.sampled[index] == INVALID_TOKEN
+            if broken:  # also if it has been cancelled or preempted: what it published is still there
+                self.kv.withdraw(sequence)
             if sequence.is_over:
                 continue
-            broken = row.samples and result.sampled[index] == INVALID_TOKEN
             if sequence.epoch == row.epoch:
                 sequence.num_computed += row.num_tokens
                 sequence.num_in_flight -= row.num_tokens
-                if broken:
-                    self.kv.withdraw(sequence)
-                else:
+                if not broken:
                     self.kv.publish(sequence)
             if row.samples:
                 events.append(self._take_token(sequence, result, index))

@@ -1,17 +1,18 @@
-"""Drives a real scheduler over the fake executor, checking every invariant after every call."""
+"""Drives a real scheduler over an executor that checks what it reads, and every invariant after every call."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 
+from checking_executor import CheckingExecutor, chain, next_letter
+
 from aserve.core.capacity import Capacity
 from aserve.core.request import FinishReason, Request, SamplingParams
-from aserve.core.step import StepPlan, TokenEvent
+from aserve.core.step import INVALID_TOKEN, NO_BLOCK, ScheduledSequence, StepPlan, TokenEvent
 from aserve.scheduler import Scheduler, check
 from aserve.scheduler.invariants import check_plan
 from aserve.scheduler.policy import Policy
-from aserve.testing import FakeExecutor, hash_letter
 
 
 def capacity(
@@ -21,7 +22,9 @@ def capacity(
     max_num_seqs: int = 4,
     max_batch_tokens: int = 16,
     max_in_flight: int = 1,
-    max_model_len: int = 10**6,
+    max_model_len: int = 10**4,
+    windows: tuple[int | None, ...] = (None,),
+    num_host_blocks: int = 0,
 ) -> Capacity:
     return Capacity(
         num_blocks=num_blocks,
@@ -30,6 +33,8 @@ def capacity(
         max_batch_tokens=max_batch_tokens,
         max_model_len=max_model_len,
         max_in_flight=max_in_flight,
+        windows=windows,
+        num_host_blocks=num_host_blocks,
     )
 
 
@@ -57,11 +62,13 @@ def request(
 
 def isolated(req: Request) -> tuple[list[int], FinishReason]:
     """What the request generates when it runs alone on an endless cache."""
-    tokens = list(req.prompt_token_ids)
+    content = 1
+    for token in req.prompt_token_ids:
+        content = chain(content, token)
     output: list[int] = []
     while True:
-        token = hash_letter(tokens, 0)
-        tokens.append(token)
+        token = next_letter(content)
+        content = chain(content, token)
         output.append(token)
         if token in req.sampling.stop_token_ids and len(output) > req.sampling.min_tokens:
             return output, FinishReason.STOP
@@ -81,9 +88,11 @@ class Driver:
     requests: dict[str, Request] = field(default_factory=dict)
     events: dict[str, list[TokenEvent]] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    num_resets: int = 0
     plans: list[StepPlan] = field(default_factory=list)
     in_flight: deque[StepPlan] = field(default_factory=deque)
-    tables: dict[int, list[int]] = field(default_factory=dict)
+    tables: dict[int, list[list[int]]] = field(default_factory=dict)
     touched: deque[dict[int, str]] = field(default_factory=deque)
     started: set[str] = field(default_factory=set)
     arrival_steps: dict[str, int] = field(default_factory=dict)
@@ -97,7 +106,7 @@ class Driver:
             prefix_lookahead=self.prefix_lookahead,
             prefix_cache=self.prefix_cache,
         )
-        self.executor = FakeExecutor(self.capacity)
+        self.executor = CheckingExecutor(self.capacity, self.root_of)
 
     def add(self, req: Request) -> None:
         self.requests[req.request_id] = req
@@ -111,6 +120,20 @@ class Driver:
         self.scheduler.cancel(name)
         check(self.scheduler)
         self._check_in_flight_blocks()
+
+    def root_of(self, name: str) -> tuple[object, ...]:
+        """What the KV of a request that starts now depends on, beside its tokens."""
+        return self.requests[name].cache_salt, self.num_resets
+
+    def reset(self) -> None:
+        """Nothing computed before may be found by those that start from now on."""
+        self.num_resets += 1
+        self.scheduler.reset_prefix_cache()
+        check(self.scheduler)
+
+    def fail(self, name: str) -> None:
+        """Let the next sampling of a request meet logits that are not finite."""
+        self.executor.failing.add(name)
 
     def plan(self) -> StepPlan | None:
         """Plan and submit one step, if the scheduler has one."""
@@ -151,20 +174,28 @@ class Driver:
     def _check_fences(self, plan: StepPlan) -> None:
         """S2: what a submitted step may read or write is neither free nor written for another sequence."""
         size = self.capacity.block_size
+        for copy in plan.restores:
+            assert not any(copy.block_id in earlier for earlier in self.touched), f"S2: {copy} into a step in flight"
         touched: dict[int, str] = {}
         for row in plan.sequences:
-            table = self.tables.setdefault(row.slot, [])
-            if row.new is not None:
-                table.clear()
-            for block_ids in row.new_block_ids:
-                table.extend(block_ids)
-            end = row.start + len(row.token_ids)
-            for block in table[row.start // size : -(-end // size)]:
-                for earlier in self.touched:
-                    assert earlier.get(block, row.request_id) == row.request_id, f"S2: block {block} written anew"
-            touched |= dict.fromkeys(table, row.request_id)
+            for table, window in zip(self._tables_of(row), self.capacity.windows, strict=True):
+                end = -(-(row.start + len(row.token_ids)) // size)
+                for block in table[row.start // size : end]:
+                    for earlier in self.touched:
+                        assert earlier.get(block, row.request_id) == row.request_id, f"S2: block {block} written anew"
+                first = 0 if window is None else max(0, row.start - window + 1) // size
+                touched |= dict.fromkeys(table[first:end], row.request_id)
+        assert NO_BLOCK not in touched, "S5: a row reads behind a window"
         self.touched.append(touched)
         self._check_in_flight_blocks()
+
+    def _tables_of(self, row: ScheduledSequence) -> list[list[int]]:
+        tables = self.tables.setdefault(row.slot, [[] for _ in self.capacity.windows])
+        for table, block_ids in zip(tables, row.new_block_ids or [()] * len(tables), strict=True):
+            if row.new is not None:
+                table.clear()
+            table.extend(block_ids)
+        return tables
 
     def _check_in_flight_blocks(self) -> None:
         for touched in self.touched:
@@ -172,9 +203,16 @@ class Driver:
                 assert not self.scheduler.kv.pool.is_free(block), f"S2: block {block} of a step in flight is free"
 
     def commit(self) -> tuple[TokenEvent, ...]:
-        self.in_flight.popleft()
+        plan = self.in_flight.popleft()
         self.touched.popleft()
-        events = self.scheduler.commit(self.executor.wait())
+        result = self.executor.wait()
+        sampling = [row.request_id for row in plan.sequences if row.samples]
+        for name, token in zip(sampling, result.sampled, strict=True):
+            if token == INVALID_TOKEN:
+                self.failed.add(name)
+                self.executor.taint(name, lambda block: self.scheduler.kv.pool.ref_count(block) > 1)
+        events = self.scheduler.commit(result)
+        self._check_in_flight_blocks()
         check(self.scheduler)
         for event in events:
             name = event.request_id
@@ -203,6 +241,9 @@ class Driver:
             expected, reason = isolated(req)
             if name in self.cancelled:
                 assert tokens == expected[: len(tokens)], f"S9: {name} before its cancel"
+            elif name in self.failed:
+                assert self.events[name][-1].finish_reason == FinishReason.ERROR, f"S10: {name} failed and goes on"
+                assert tokens == [*expected[: len(tokens) - 1], INVALID_TOKEN], f"S9: {name} before its failure"
             else:
                 assert tokens == expected, f"S9: {name} differs from its isolated run"
                 assert self.events[name][-1].finish_reason == reason
