@@ -14,9 +14,11 @@ from torch import Tensor
 
 from aserve.core.capacity import Capacity
 from aserve.core.logprobs import PackedLogprobs
-from aserve.core.request import TokenLogprobs
-from aserve.core.step import INVALID_TOKEN, StepPlan, StepResult
+from aserve.core.request import SamplingParams, TokenLogprobs
+from aserve.core.step import INVALID_TOKEN, NewSequence, ScheduledSequence, StepPlan, StepResult
+from aserve.layers.batch import ForwardBatch
 from aserve.models.model import Model
+from aserve.runtime.cuda_graphs import MAX_PREFILL_TOKENS, StaticBatch, StepGraphs, compute, step_shapes
 from aserve.runtime.forward_batch import BatchBuilder, PlanColumns
 from aserve.runtime.sampler import Sampled, SampledLogprobs, Sampler
 from aserve.runtime.transfer import to_device, to_host
@@ -48,6 +50,7 @@ class ModelRunner:
     def __init__(self, model: Model, kv_caches: tuple[tuple[Tensor, Tensor], ...], capacity: Capacity) -> None:
         self._model = model
         self._device = model.ctx.device
+        self._graphs: StepGraphs | None = None
         self._batches = BatchBuilder(capacity, kv_caches, self._device)
         self._sampler = Sampler(
             vocab_size=model.spec.vocab_size,
@@ -68,24 +71,42 @@ class ModelRunner:
         columns = PlanColumns.of(plan)
         batch = self._batches.build(plan, columns)
         self._sampler.observe(plan, columns.slots)
-        hidden = self._model.forward(batch)
         sampled = None
         if len(columns.sampling):
-            sampled = self._sample(hidden, columns)
+            sampled = self._sample(batch, columns)
+        else:
+            self._model.forward(batch)
         done = None
         if self._device.type == "cuda":
             done = torch.cuda.Event()
             done.record()
         return LaunchedStep(plan.step_id, sampled, done)
 
-    def _sample(self, hidden: Tensor, columns: PlanColumns) -> Sampled:
+    @torch.inference_mode()
+    def capture_graphs(self, capacity: Capacity) -> None:
+        """Capture the steps of all shapes that gain from it. CUDA only; the slots must be free."""
+        new = NewSequence(SamplingParams(max_tokens=1), 1, ())
+        plan = StepPlan(0, (ScheduledSequence("", 0, 0, (0,), ((0,),) * len(capacity.windows), True, new),))
+        static = StaticBatch(
+            self._batches.build(plan, PlanColumns.of(plan)),
+            max_num_tokens=min(capacity.max_batch_tokens, max(MAX_PREFILL_TOKENS, capacity.max_num_seqs)),
+            max_num_seqs=capacity.max_num_seqs,
+            table_width=capacity.table_width,
+        )
+        shapes = step_shapes(max_num_seqs=capacity.max_num_seqs, max_batch_tokens=capacity.max_batch_tokens)
+        self._graphs = StepGraphs(self._model, static, shapes)
+        self._graphs.capture_all()
+
+    def _sample(self, batch: ForwardBatch, columns: PlanColumns) -> Sampled:
         rows = columns.sampling
         slots = columns.slots[rows]
         ends = np.cumsum(columns.lengths)
         sent_slots, last_tokens = to_device((slots, ends[rows] - 1), self._device)
-        if len(rows) < len(hidden):  # else every row is a decode: all hidden states go through the head
-            hidden = hidden[last_tokens]
-        logits = self._model.compute_logits(hidden)
+        # where every row is a decode, all hidden states go through the head
+        heads = last_tokens if len(rows) < len(batch.input_ids) else None
+        logits = None if self._graphs is None else self._graphs.run(batch, heads)
+        if logits is None:
+            logits = compute(self._model, batch, heads)
         sampled = self._sampler.sample(logits, slots, (columns.starts + columns.lengths)[rows])
         self._batches.remember(sent_slots, sampled.token_ids)
         return _to_host(sampled)
