@@ -76,12 +76,13 @@ async def answer(
     """Send a whole answer. Cancellation from outside is not thrown into ``send``.
 
     With ``body_complete`` false the answer is sent at once, the rest of the request's body is read and dropped until
-    it ends or ``DRAIN_BYTES`` or ``drain_s`` are reached, and only then is the answer finished.
+    it ends or ``DRAIN_BYTES`` or ``drain_s`` are reached, and only then is the answer finished. A client that waits
+    for ``100 Continue`` sends no body once it has this answer, so there nothing is waited for (RFC 9110, 10.1.1).
     """
     body = b"" if head.method == "HEAD" else reply.body
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + SEND_S):
         await send(reply.start(head, close=not body_complete))
-        if not body_complete:
+        if not body_complete and (head.header(b"expect") or b"").lower() != b"100-continue":
             await send({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
             await _drain(receive, drain_s)

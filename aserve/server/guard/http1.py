@@ -118,9 +118,8 @@ class GuardedHTTP1(H11Protocol):
             if isinstance(event, h11.Request):
                 if not await self._speaks_http1(event):
                     return
-                if len(event.headers) > self.config.max_headers:
-                    message = f"The request has more than {self.config.max_headers} headers."
-                    await self._refuse(431, "headers_too_large", message)
+                if excess := self._excess(event):
+                    await self._refuse(431, "headers_too_large", excess)
                     await self.send(Closed())
                     return
                 await self.send(Updated(idle=False))
@@ -131,6 +130,15 @@ class GuardedHTTP1(H11Protocol):
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
             else:  # needs data, or is paused behind the running request
                 return
+
+    def _excess(self, event: h11.Request) -> str | None:
+        """What is too much about the headers; h11 looks only while they are incomplete."""
+        most, most_bytes = self.config.max_headers, self.config.h11_max_incomplete_size
+        if len(event.headers) > most:
+            return f"The request has more than {most} headers."
+        if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > most_bytes:
+            return f"The request's headers are larger than {most_bytes} bytes."
+        return None
 
     async def _speaks_http1(self, event: h11.Request) -> bool:
         """Raises H2ProtocolAssumedError for the preface of HTTP/2, which can only begin a connection."""

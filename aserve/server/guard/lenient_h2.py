@@ -135,7 +135,8 @@ class LenientConnection(H2Connection):
             frames, events = self._fail_stream(frame.stream_id, error)
             self.acknowledge_received_data(frame.flow_controlled_length, frame.stream_id)
             return frames, events
-        self.calm.earn(1)
+        if frame.data:
+            self.calm.earn(1)
         return answer
 
     def _fail_stream(self, stream_id: int, error: h2.exceptions.ProtocolError) -> tuple[list[Frame], list[Event]]:

@@ -23,7 +23,7 @@ def close_peers() -> Iterator[None]:
 
     yield
     while Peer.all:
-        Peer.all.pop().stream.socket._sock.close()  # trio's own close needs a running loop
+        Peer.all.pop().plain.socket._sock.close()  # trio's own close needs a running loop
 
 
 class Stock:
@@ -55,6 +55,13 @@ class Stock:
             assert self._process.stdout is not None
             self._process.stdout.close()
             self._process = None
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    from guard_client import make_certificate
+
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")

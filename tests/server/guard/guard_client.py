@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
+import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import h2.config
@@ -38,6 +41,13 @@ class Running:
                 await trio.sleep(0.01)
         return self.app.running == 0
 
+    async def app_sees(self, what: Callable[[App], bool], seconds: float = 5) -> bool:
+        """Whether something holds of the app within this time."""
+        with trio.move_on_after(seconds):
+            while not what(self.app):
+                await trio.sleep(0.01)
+        return what(self.app)
+
     async def unconnected(self, seconds: float = 5) -> bool:
         """Whether all connections end within this time."""
         with trio.move_on_after(seconds):
@@ -47,7 +57,7 @@ class Running:
 
 
 @asynccontextmanager
-async def serving(app: Any = None, **settings: Any) -> AsyncIterator[Running]:
+async def serving(app: Any = None, *, tls: ssl.SSLContext | None = None, **settings: Any) -> AsyncIterator[Running]:
     config = GuardConfig()
     config.accesslog = config.errorlog = None
     config.keep_alive_timeout = 0.4
@@ -66,17 +76,45 @@ async def serving(app: Any = None, **settings: Any) -> AsyncIterator[Running]:
             ended.set()
 
         await nursery.start(run)
-        yield Running(sock.getsockname()[1], server, app, ended)
+        port = sock.getsockname()[1]
+        if config.certfile is not None:
+            Peer.tls[port] = tls or client_tls(config.certfile)
+        yield Running(port, server, app, ended)
+        Peer.tls.pop(port, None)
         nursery.cancel_scope.cancel()
 
 
+def client_tls(certificate: str | Path, *alpn: str) -> ssl.SSLContext:
+    """Trusts one certificate, whatever its name."""
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.check_hostname = False
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
+    return context
+
+
+def make_certificate(folder: Path, name: str = "cert", *more: str) -> tuple[Path, Path]:
+    """A self-signed certificate and its key, made by OpenSSL."""
+    files = folder / f"{name}.pem", folder / f"{name}-key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj"
+    target = [f"/CN={name}", "-out", str(files[0]), "-keyout", str(files[1]), *more]
+    subprocess.run([*command.split(), *target], check=True, capture_output=True)
+    return files
+
+
 class Peer:
-    """A TCP connection; reads everything into ``data``. Those left open are closed after the test."""
+    """A TCP connection; reads everything into ``data``. Those left open are closed after the test.
+
+    To a port in ``tls`` it speaks TLS.
+    """
 
     all: ClassVar[list[Peer]] = []
+    tls: ClassVar[dict[int, ssl.SSLContext]] = {}
+    alpn: ClassVar[str] = "http/1.1"
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: Any, plain: trio.SocketStream | None = None) -> None:
         self.stream = stream
+        self.plain: trio.SocketStream = plain or stream
         self.data = bytearray()
         self.gone = False
 
@@ -90,9 +128,20 @@ class Peer:
         except OSError:
             sock.close()
             raise
-        peer = cls(trio.SocketStream(sock))
+        plain = trio.SocketStream(sock)
+        stream: Any = plain
+        if port in cls.tls:
+            cls.tls[port].set_alpn_protocols([cls.alpn])
+            stream = trio.SSLStream(plain, cls.tls[port], server_hostname="x", https_compatible=True)
+        peer = cls(stream, plain)
         cls.all.append(peer)
-        await peer.start()
+        try:
+            if stream is not plain:
+                await stream.do_handshake()
+            await peer.start()
+        except trio.BrokenResourceError:
+            plain.socket.close()
+            raise ConnectionResetError from None
         return peer
 
     async def start(self) -> None:
@@ -142,8 +191,8 @@ class Peer:
 
     async def reset(self) -> None:
         """Close with a TCP reset."""
-        self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # type: ignore[arg-type]
-        await self.stream.aclose()
+        self.plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # type: ignore[arg-type]
+        await self.plain.aclose()
 
 
 @dataclass
@@ -151,6 +200,7 @@ class H2Stream:
     status: int | None = None
     data: bytearray = field(default_factory=bytearray)
     ended: bool = False
+    continued: bool = False
     reset: int | None = None
 
     @property
@@ -161,6 +211,7 @@ class H2Stream:
 class H2Peer(Peer):
     """An HTTP/2 connection with prior knowledge. ``window`` None: never opens more than the initial window."""
 
+    alpn = "h2"
     window_updates = True
     initial_window: int | None = None
 
@@ -171,6 +222,7 @@ class H2Peer(Peer):
             self.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: self.initial_window})
         self.streams: dict[int, H2Stream] = {}
         self.goaway = False
+        self.goaway_code: int | None = None
         await self.flush()
 
     async def flush(self) -> None:
@@ -210,6 +262,8 @@ class H2Peer(Peer):
             stream = self.streams.get(getattr(event, "stream_id", None) or 0, H2Stream())
             if isinstance(event, h2.events.ResponseReceived):
                 stream.status = int(dict(event.headers)[":status"])
+            elif isinstance(event, h2.events.InformationalResponseReceived):
+                stream.continued = True
             elif isinstance(event, h2.events.DataReceived):
                 stream.data += event.data
                 if self.window_updates:
@@ -220,6 +274,49 @@ class H2Peer(Peer):
                 stream.reset = event.error_code
             elif isinstance(event, h2.events.ConnectionTerminated):
                 self.goaway = True
+                self.goaway_code = event.error_code
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame as it came."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    payload: bytes
+
+    @property
+    def code(self) -> int:
+        """Of RST_STREAM or GOAWAY."""
+        return int.from_bytes(self.payload[-4:] if self.kind == RST_STREAM else self.payload[4:8], "big")
+
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+HELLO = PREFACE + b"\0\0\0\x04\0\0\0\0\0"
+
+
+class RawH2Peer(Peer):
+    """Says what it is told to, in HTTP/2 or nearly; ``frames`` are the server's."""
+
+    alpn = "h2"
+
+    @property
+    def frames(self) -> list[Frame]:
+        found, rest = [], bytes(self.data)
+        while len(rest) >= 9 and len(rest) >= 9 + int.from_bytes(rest[:3], "big"):
+            size = int.from_bytes(rest[:3], "big")
+            stream_id = int.from_bytes(rest[5:9], "big") & 0x7FFFFFFF
+            found.append(Frame(rest[3], rest[4], stream_id, rest[9 : 9 + size]))
+            rest = rest[9 + size :]
+        return found
+
+    def of(self, kind: int) -> list[Frame]:
+        return [frame for frame in self.frames if frame.kind == kind]
+
+    @property
+    def goaway_code(self) -> int | None:
+        return next((frame.code for frame in self.of(GOAWAY)), None)
 
 
 class Narrow(H2Peer):

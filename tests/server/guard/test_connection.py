@@ -1,8 +1,6 @@
 """What a connection does when all goes well, and how it ends."""
 
 import logging
-import ssl
-from pathlib import Path
 
 import h2.exceptions
 import pytest
@@ -160,20 +158,6 @@ async def test_stop_with_a_client_that_does_not_read(kind) -> None:
         assert running.app.running == 0
 
 
-async def test_rapid_resets() -> None:
-    """Streams opened and reset in one breath start no app; 10,000 of them leave nothing."""
-    async with serving() as running:
-        peer = await H2Peer.connect(running.port)
-        for _ in range(100):
-            for _ in range(100):
-                peer.h2.reset_stream(peer.begin("/stream?n=1000"), 8)
-            await peer.flush()
-        await peer.finish()
-        assert await running.quiet() and await running.unconnected()
-        assert len(running.app.seen) < 2000
-        assert await ask(running.port) == b"ok"
-
-
 async def test_apps_are_bounded_when_resets_are_slow_to_be_noticed() -> None:
     """A reset stream's app counts until it has ended."""
     app = App()
@@ -205,44 +189,3 @@ async def test_late_body_of_an_early_answer_is_bounded() -> None:
                 await peer.pump(lambda: False, 0.001)
         assert peer.streams[stream].status == 413 and peer.streams[stream].ended
         assert peer.streams[stream].reset == 0 and 2**20 <= sent < 2**21
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate and its key, made by OpenSSL."""
-    import subprocess
-
-    folder = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost"
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
-    return folder / "cert.pem", folder / "key.pem"
-
-
-@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
-async def test_tls(protocol: str, certificate: tuple[Path, Path]) -> None:
-    """ALPN picks the protocol; a large answer arrives whole."""
-    context = ssl.create_default_context(cafile=str(certificate[0]))
-    context.check_hostname = False
-    context.set_alpn_protocols([protocol])
-    async with serving(certfile=str(certificate[0]), keyfile=str(certificate[1])) as running:
-        plain = await trio.open_tcp_stream("127.0.0.1", running.port)
-        stream = trio.SSLStream(plain, context, https_compatible=True)
-        await stream.do_handshake()
-        assert stream.selected_alpn_protocol() == protocol
-        peer = (H2Peer if protocol == "h2" else Peer)(stream)
-        await peer.start()
-        if isinstance(peer, H2Peer):
-            number = await peer.request("/stuck?kib=512")
-            assert await peer.over(number) and len(peer.streams[number].data) == 512 * 1024
-        else:
-            await peer.get("/stuck?kib=512")
-            assert await peer.until(b"0\r\n\r\n") and peer.data.count(b"f" * 4096) == 128
-        await plain.aclose()
-        assert await running.unconnected()
-
-
-async def test_tls_handshake_that_never_comes(certificate: tuple[Path, Path]) -> None:
-    async with serving(certfile=str(certificate[0]), keyfile=str(certificate[1]), ssl_handshake_timeout=0.3) as running:
-        silent, plain = await Peer.connect(running.port), await Peer.connect(running.port)
-        await plain.get("/ok")
-        assert await silent.closed(2) and await plain.closed(2) and b"200" not in plain.data

@@ -1,6 +1,7 @@
 """Each fault of stock hypercorn, played against the guarded server: it behaves, and logs nothing as an error."""
 
 import logging
+from pathlib import Path
 
 import pytest
 from guard_client import serving
@@ -9,9 +10,11 @@ from guard_faults import FAULTS, failure_within_an_answer
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-async def test_fault(fault, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as running:
+async def test_fault(fault, tls: bool, certificate: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"certfile": str(certificate[0]), "keyfile": str(certificate[1])} if tls else {}
+    async with serving(**settings) as running:
         assert await fault(running.port)
         assert await running.quiet()
         assert await running.unconnected()
