@@ -54,6 +54,7 @@ class ModelConfig:
         num_threads: Threads that compute on the CPU; default: one per core, or one alone for models whose weights are
             under 64 MiB, which gain nothing from more.
         max_model_len: Longest prompt plus answer in tokens; default: the model's context.
+        cuda_graphs: Capture steps as CUDA graphs at the start; without them small steps wait for Python.
         chat_template: A Jinja file, or the template itself, in place of the model's.
         debug_load_delay_s: Wait this long before loading, to test clients against a server that is not ready.
     """
@@ -66,6 +67,7 @@ class ModelConfig:
     kernels: Literal["auto", "reference", "cpu", "triton"] = "auto"
     num_threads: int | None = None
     max_model_len: int | None = None
+    cuda_graphs: bool = True
     chat_template: str | None = None
     debug_load_delay_s: float = 0.0
 
@@ -123,7 +125,9 @@ class SchedulerConfig:
             the CPU.
         max_in_flight: Steps submitted and not yet read: 2 overlaps planning with computing, 1 does not. Default 2 on
             CUDA, 1 on the CPU.
-        max_queue: Most sequences waiting for admission; more are answered with 429.
+        max_queue: Most sequences waiting for admission; more are answered with 503.
+        max_queue_tokens: Most prompt tokens waiting for admission, beyond one request; more are answered with 503.
+            Default four times what the KV cache holds.
         policy: Order of admission: fcfs by arrival, priority by the request's priority and age, shortest-prefill by
             the prompt's length and age.
         aging_steps: Under priority, one level is worth so many steps of waiting; under shortest-prefill, a prompt that
@@ -136,6 +140,7 @@ class SchedulerConfig:
     max_batch_tokens: int | None = None
     max_in_flight: int | None = None
     max_queue: int = 1024
+    max_queue_tokens: int | None = None
     policy: Literal["fcfs", "priority", "shortest-prefill"] = "fcfs"
     aging_steps: int = 256
     prefix_lookahead: int = 0
@@ -143,7 +148,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         _at_least(self, 1, "max_num_seqs", "max_batch_tokens", "max_in_flight", "aging_steps")
         _at_least(self, 0, "prefix_lookahead")
-        _at_least(self, 0, "max_queue")
+        _at_least(self, 0, "max_queue", "max_queue_tokens")
         _require(self.max_in_flight in (None, 1, 2), f"--max-in-flight must be 1 or 2, got {self.max_in_flight}")
 
 
@@ -164,6 +169,10 @@ class ServerConfig:
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one, which is printed.
         api_key: Accept requests only with one of these keys (Authorization: Bearer KEY).
+        api_key_file: File with more keys, one a line; lines that begin with # are comments.
+        max_requests_per_key: Most requests in progress per API key; more are answered with 429. Default none.
+        allowed_host: Names in Host headers that are served; * serves all. By default only local names when the server
+            listens on a loopback address (no web page can reach it under its own name then), and all otherwise.
         cors_origin: Origins whose pages may call the server from a browser; * allows all.
         tls_certificate: PEM file with the certificate chain; turns on HTTPS with HTTP/2 by ALPN.
         tls_key: PEM file with the certificate's private key.
@@ -172,6 +181,8 @@ class ServerConfig:
         max_connections: Most open connections; beyond it, the longest idle one makes room, or new ones wait.
         max_streams: Most concurrent streams on one HTTP/2 connection.
         request_timeout_s: Total time limit of a request; default none.
+        queue_timeout_s: Time limit of a request until it begins to run; default none.
+        idle_timeout_s: Time limit of a running request between two tokens, the first included; default none.
         read_timeout_s: Time a client has to send its request's headers, and its body.
         stall_timeout_s: A client that takes no byte of its answer for this long is dropped.
         sse_keepalive_s: Comment lines are sent this often while a stream has nothing to say; 0 sends none.
@@ -183,6 +194,9 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    max_requests_per_key: int | None = None
+    allowed_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -191,6 +205,8 @@ class ServerConfig:
     max_connections: int = 4096
     max_streams: int = 1024
     request_timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    idle_timeout_s: float | None = None
     read_timeout_s: float = 30.0
     stall_timeout_s: float = 30.0
     sse_keepalive_s: float = 15.0
@@ -205,8 +221,10 @@ class ServerConfig:
             (self.tls_certificate is None) == (self.tls_key is None), "--tls-certificate and --tls-key go together"
         )
         _require(self.tls_client_ca is None or self.tls_key is not None, "--tls-client-ca needs --tls-certificate")
-        _at_least(self, 1, "max_body_bytes", "max_connections", "max_streams")
+        _require(all(host.strip() for host in self.allowed_host), "--allowed-host must not be empty")
+        _at_least(self, 1, "max_body_bytes", "max_connections", "max_streams", "max_requests_per_key")
         _at_least(self, 0, "sse_keepalive_s", "drain_timeout_s")
-        for name in ("request_timeout_s", "read_timeout_s", "stall_timeout_s", "watchdog_s"):
+        limits = ("request_timeout_s", "queue_timeout_s", "idle_timeout_s")
+        for name in (*limits, "read_timeout_s", "stall_timeout_s", "watchdog_s"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"--{name.replace('_', '-')} must be more than 0, got {value}")

@@ -100,12 +100,34 @@ class RequestTimeoutError(AserveError):
     code = "request_timeout"
 
 
-class QueueFullError(AserveError):
-    """Too many requests wait already; try again later."""
+class HostNotAllowedError(AserveError):
+    """The request names a host under which this server is not to be reached."""
+
+    status = 403
+    type = "permission_error"
+    code = "host_not_allowed"
+
+
+class ConcurrencyLimitError(AserveError):
+    """The caller has as many requests in progress as its API key may have; others are not affected."""
 
     status = 429
     type = "rate_limit_error"
+    code = "concurrency_limit_exceeded"
+
+
+class QueueFullError(AserveError):
+    """The server's queue holds as much as it may, whoever sent it; try again later."""
+
+    status = 503
     code = "queue_full"
+
+
+class QueueTimeoutError(AserveError):
+    """The request waited for its first step for as long as it may."""
+
+    status = 503
+    code = "queue_timeout"
 
 
 class EngineLoadingError(AserveError):
@@ -135,11 +157,30 @@ class GenerationError(AserveError):
     code = "generation_failed"
 
 
+class PromptError(AserveError):
+    """This request's prompt could not be made ready by a fault of the server; others go on."""
+
+    code = "prompt_failed"
+
+
+class DetokenizationError(GenerationError):
+    """This request's tokens could not be turned into text by a fault of the server; others go on."""
+
+    code = "detokenization_failed"
+
+
 class DeadlineExceededError(AserveError):
-    """The request's time limit passed before it was complete."""
+    """The request's total time limit passed before it was complete."""
 
     status = 504
     code = "deadline_exceeded"
+
+
+class IdleTimeoutError(AserveError):
+    """The request had run for as long as it may without a new token."""
+
+    status = 504
+    code = "idle_timeout"
 
 
 class GenerationClosedError(AserveError):

@@ -6,11 +6,17 @@ every refusal is still an HTTP status. Pure functions over values; used by the l
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from aserve.core.capacity import Capacity
+from aserve.core.config import SchedulerConfig
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.request import GenerationRequest
 from aserve.engine.limits import check_request
 from aserve.scheduler import SchedulerStats
+
+QUEUED_CACHES = 4
+"""Prompts that wait may fill the KV cache so many times, unless the configuration says otherwise."""
 
 
 def too_long(
@@ -37,20 +43,46 @@ def fit(capacity: Capacity, num_prompt_tokens: int, max_tokens: int | None, *, p
     return room if max_tokens is None else min(max_tokens, room)
 
 
-def max_sequences(capacity: Capacity, max_queue: int) -> int:
-    """How many sequences an engine can hold, running and waiting."""
-    return max_queue + capacity.max_num_seqs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """How much may wait for its first step.
+
+    Attributes:
+        max_sequences_waiting: sequences that wait.
+        max_tokens_waiting: prompt tokens of the requests that wait; one that would wait alone may have more.
+    """
+
+    max_sequences_waiting: int
+    max_tokens_waiting: int
+
+    @classmethod
+    def of(cls, scheduler: SchedulerConfig, capacity: Capacity) -> QueueLimits:
+        tokens = scheduler.max_queue_tokens
+        return cls(
+            max_sequences_waiting=scheduler.max_queue,
+            max_tokens_waiting=QUEUED_CACHES * capacity.num_kv_tokens if tokens is None else tokens,
+        )
+
+    def max_sequences(self, capacity: Capacity) -> int:
+        """How many sequences an engine can hold, running and waiting."""
+        return self.max_sequences_waiting + capacity.max_num_seqs
 
 
-def validate(request: GenerationRequest, capacity: Capacity, vocab_size: int, max_queue: int) -> None:
+def check_unit(num_sequences: int, most: int) -> None:
+    """Refuse what the engine can never hold at once. Raises InvalidRequestError."""
+    if num_sequences > most:
+        raise InvalidRequestError(
+            f"n must be between 1 and {most} here, over all prompts of a request together; got {num_sequences}",
+            param="n",
+        )
+
+
+def validate(request: GenerationRequest, capacity: Capacity, vocab_size: int) -> None:
     """Refuse what would break the step loop or could never run. Raises InvalidRequestError, ContextLengthError."""
     check_request(request)
     prompt, sampling = request.prompt_token_ids, request.sampling
     if not prompt:
         raise InvalidRequestError("the prompt is empty: it needs at least one token", param="prompt")
-    most = max_sequences(capacity, max_queue)
-    if request.n > most:
-        raise InvalidRequestError(f"n must be between 1 and {most} here; got {request.n}", param="n")
     if fit(capacity, len(prompt), sampling.max_tokens, param="prompt") != sampling.max_tokens:
         raise ContextLengthError(
             f"the prompt of {len(prompt)} tokens and max_tokens {sampling.max_tokens} exceed the {capacity.max_length} "

@@ -6,7 +6,7 @@ All of it is called on the event loop; nothing of it awaits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from aserve.core.request import GenerationRequest, RequestId
@@ -16,12 +16,12 @@ from aserve.engine.mailbox import Mailbox
 class EngineClient(Protocol):
     """The two verbs of a request's life, and a way to say the second from a finaliser."""
 
-    def submit(self, request: GenerationRequest, mailbox: Mailbox) -> None:
-        """Register the mailbox for every sequence of the request and have them run: all of them or none.
+    def submit(self, unit: Sequence[tuple[GenerationRequest, Mailbox]]) -> None:
+        """Register each mailbox for every sequence of its request and have them run: the whole unit or nothing.
 
         Raises:
-            InvalidRequestError, ContextLengthError: the request can never run here.
-            QueueFullError: too many sequences wait already.
+            InvalidRequestError, ContextLengthError: a request, or the unit, can never run here.
+            QueueFullError: too much waits already.
             EngineDrainingError, EngineDeadError: nothing is admitted any more.
         """
         ...

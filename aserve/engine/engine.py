@@ -23,7 +23,7 @@ from aserve.core.request import GenerationRequest
 from aserve.core.step import StepExecutor
 from aserve.engine import admission
 from aserve.engine.bridge import EventRouter, StepHost, ThreadHost
-from aserve.engine.generation import Generation
+from aserve.engine.generation import Generation, GenerationGroup
 from aserve.engine.lifecycle import Lifecycle, Status
 from aserve.engine.local_client import LocalClient
 from aserve.engine.messages import Stop
@@ -156,6 +156,21 @@ class Engine:
         """A request as a scope; entering it submits. Its id must never have been used with this engine."""
         return Generation(request, client=self._client, tokenizer=self.tokenizer, recorder=self._recorder)
 
+    def generate_all(self, requests: Sequence[GenerationRequest]) -> GenerationGroup:
+        """Several requests as one scope, admitted as a unit or refused as one."""
+        return GenerationGroup([self.generate(request) for request in requests], self._client)
+
+    def refuse_if_full(self, num_sequences: int) -> None:
+        """Raise QueueFullError if so many more sequences would not be admitted now, whatever their prompts.
+
+        Admission decides again; this spares a request that will be refused the cost of its prompt's encoding.
+        """
+        self._client.refuse_if_full(num_sequences)
+
+    def retry_after_s(self) -> float:
+        """When what waits now will have run, by the rate at which requests end; whole seconds from 1 to 60."""
+        return self._client.retry_after_s()
+
     def new_request_id(self) -> str:
         """An id that no other request of this engine has."""
         return f"{self._id_prefix}-{next(self._ids)}"
@@ -262,7 +277,7 @@ async def run_engine(
             recorder=recorder,
             capacity=capacity,
             vocab_size=_vocab_size(tokenizer, capacity),
-            max_queue=config.scheduler.max_queue,
+            limits=admission.QueueLimits.of(config.scheduler, capacity),
         )
         yield Engine(
             tokenizer=tokenizer,

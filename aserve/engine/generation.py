@@ -7,7 +7,7 @@ Knows the engine only as an ``EngineClient``. Used by the server's routes and by
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -78,6 +78,21 @@ class Generation:
         return tuple(choice.finish_reason for choice in self._choices.values()) or (None,) * self.request.n
 
     @property
+    def begun_s(self) -> float | None:
+        """When the first choice began to run, by ``anyio.current_time()``; None while all wait."""
+        return self._mailbox.admitted_s
+
+    @property
+    def last_token_s(self) -> float | None:
+        """When the last token came, read or not; None before the first."""
+        return self._mailbox.last_s
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended and has been read to its end."""
+        return not self._num_open
+
+    @property
     def is_open(self) -> bool:
         """Entered and not left."""
         return self._state == "open"
@@ -94,18 +109,25 @@ class Generation:
 
         Raises InvalidRequestError, ContextLengthError, QueueFullError, EngineDrainingError, EngineDeadError.
         """
+        await submit_together((self,), self._client)
+        return self
+
+    def offer(self) -> tuple[GenerationRequest, Mailbox]:
+        """What is to be submitted, once."""
         if self._state != "new":
             raise RuntimeError("a generation can be entered once")
-        await checkpoint_if_cancelled()  # before anything is registered: from here to the return nothing awaits
-        request = self.request
-        self._client.submit(request, self._mailbox)  # first, since it checks the request
-        try:
-            self._choices = {sequence_id(request.request_id, i): self._new_choice(i) for i in range(request.n)}
-        except BaseException:
-            self._release(sequence_id(request.request_id, i) for i in range(request.n))
-            raise
+        return self.request, self._mailbox
+
+    def open(self) -> None:
+        """Begin, once it has been submitted."""
+        request_id = self.request.request_id
+        self._choices = {sequence_id(request_id, i): self._new_choice(i) for i in range(self.request.n)}
         self._state = "open"
-        return self
+
+    def abandon(self) -> None:
+        """Take back what was submitted though not all of its unit could be opened. It counts as no request."""
+        self._state = "left"
+        self._release(sequence_id(self.request.request_id, i) for i in range(self.request.n))
 
     def _new_choice(self, index: int) -> Choice:
         request = self.request
@@ -208,6 +230,38 @@ class Generation:
         recorder.num_requests[outcome] += 1
         num_complete = sum(choice.num_tokens for choice in self._choices.values() if choice.finish_reason)
         recorder.num_cancelled_tokens += mailbox.num_events - num_complete
+
+
+class GenerationGroup:
+    """Several requests, such as the prompts of one call, as one scope: all of them are admitted, or none."""
+
+    def __init__(self, generations: Sequence[Generation], client: EngineClient) -> None:
+        self._generations = tuple(generations)
+        self._client = client
+
+    async def __aenter__(self) -> tuple[Generation, ...]:
+        """Submit all, in order, as one unit. Raises as entering a single generation does."""
+        await submit_together(self._generations, self._client)
+        return self._generations
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for generation in self._generations:
+            generation.leave()
+
+
+async def submit_together(generations: Sequence[Generation], client: EngineClient) -> None:
+    """Enter all of these new generations, or none of them."""
+    await checkpoint_if_cancelled()  # before anything is registered: from here to the return nothing awaits
+    client.submit([generation.offer() for generation in generations])  # first, since it checks the requests
+    try:
+        for generation in generations:
+            generation.open()
+    except BaseException:
+        for generation in generations:
+            generation.abandon()
+        raise
 
 
 def _by_sequence(events: list[TokenEvent]) -> dict[RequestId, list[TokenEvent]]:

@@ -5,20 +5,21 @@ All bookkeeping of who is registered goes through here. ``release`` is the only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 
 from aserve.core.capacity import Capacity
 from aserve.core.errors import InvalidRequestError, QueueFullError
-from aserve.core.request import GenerationRequest, RequestId
-from aserve.engine.admission import max_sequences, num_too_many, validate
+from aserve.core.request import GenerationRequest, Request, RequestId
+from aserve.engine.admission import QueueLimits, check_unit, num_too_many, validate
 from aserve.engine.bridge import CommandQueue, EventRouter
 from aserve.engine.lifecycle import Lifecycle
 from aserve.engine.mailbox import Mailbox
 from aserve.engine.messages import Cancel, Submit
 from aserve.engine.sequences import expand
 from aserve.engine.stats import StatsRecorder
+from aserve.engine.waiting import WaitingPrompts
 
 
 class LocalClient:
@@ -33,7 +34,7 @@ class LocalClient:
         recorder: StatsRecorder,
         capacity: Capacity,
         vocab_size: int,
-        max_queue: int,
+        limits: QueueLimits,
     ) -> None:
         self._commands = commands
         self._router = router
@@ -41,35 +42,46 @@ class LocalClient:
         self._recorder = recorder
         self._capacity = capacity
         self._vocab_size = vocab_size
-        self._max_queue = max_queue
-        self.max_sequences = max_sequences(capacity, max_queue)
+        self._limits = limits
+        self._waiting = WaitingPrompts()
+        self.max_sequences = limits.max_sequences(capacity)
         # Requests that come and go within one step leave commands and no registration: this bounds those.
         self._max_commands = 2 * self.max_sequences
         self._num_arrivals = 0
 
-    def submit(self, request: GenerationRequest, mailbox: Mailbox) -> None:
+    def submit(self, unit: Sequence[tuple[GenerationRequest, Mailbox]]) -> None:
         self._lifecycle.refuse_unless_running()
-        validate(request, self._capacity, self._vocab_size, self._max_queue)
-        self._refuse_if_full(request)
-        sequences = expand(request, self._num_arrivals)
-        if any(self._router.is_registered(sequence.request_id) for sequence in sequences):
-            raise InvalidRequestError(f"a request with the id {request.request_id!r} is running already")
-        self._num_arrivals += len(sequences)
-        mailbox.submitted_s = anyio.current_time()
+        for request, _ in unit:
+            validate(request, self._capacity, self._vocab_size)
+        num_new = sum(request.n for request, _ in unit)
+        check_unit(num_new, self.max_sequences)
+        lengths = [len(request.prompt_token_ids) for request, _ in unit]
+        self.refuse_if_full(num_new, num_prompt_tokens=sum(lengths), longest_prompt=max(lengths))
+        now_s = anyio.current_time()
         if self.is_idle:
-            self._router.progress_s = mailbox.submitted_s
-        for sequence in sequences:
-            self._router.register(sequence.request_id, mailbox)
-        self._commands.put(Submit(sequences))
-        self._recorder.num_prompt_tokens += len(request.prompt_token_ids)
+            self._router.progress_s = now_s
+            self._recorder.drain_rate.begin(now_s)
+        sequences = self._register(unit, now_s)
+        self._commands.put(Submit(tuple(sequences)))
+        self._recorder.num_prompt_tokens += sum(lengths)
 
     def release(self, request_ids: Iterable[RequestId]) -> None:
-        unfinished = tuple(i for i in request_ids if self._router.unregister(i))
+        unfinished: list[RequestId] = []
+        for request_id in request_ids:
+            mailbox = self._router.unregister(request_id)
+            if mailbox is not None:
+                unfinished.append(request_id)
+                self._waiting.leave(mailbox)
         if unfinished:
-            self._commands.put(Cancel(unfinished))
+            self._commands.put(Cancel(tuple(unfinished)))
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         self._router.call_soon(callback)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of requests that have not begun to run."""
+        return self._waiting.num_tokens
 
     @property
     def is_idle(self) -> bool:
@@ -81,23 +93,57 @@ class LocalClient:
             return True
         return report.is_empty and report.num_commands == self._commands.num_put
 
-    def _refuse_if_full(self, request: GenerationRequest) -> None:
+    def refuse_if_full(self, num_new: int, *, num_prompt_tokens: int = 1, longest_prompt: int = 1) -> None:
+        """Raise QueueFullError if so many new sequences could not be taken now. Counts a refusal."""
         report = self._router.report
         assert report is not None, "the thread reports before it says that it has loaded"
         num_unfinished = self._router.num_unfinished
+        limits, waiting = self._limits, self._waiting
         excess = num_too_many(
             report.scheduler,
             self._capacity,
-            max_queue=self._max_queue,
+            max_queue=limits.max_sequences_waiting,
             num_unfinished=num_unfinished,
-            num_new=request.n,
-            num_prompt_tokens=len(request.prompt_token_ids),
+            num_new=num_new,
+            num_prompt_tokens=longest_prompt,
         )
         num_undone = self._commands.num_put - report.num_commands
         if excess > 0 or num_undone >= self._max_commands:
-            self._recorder.num_rejected += 1
-            num_ahead = max(1, num_unfinished - report.scheduler.num_running)
-            raise QueueFullError(
-                f"{self._max_queue} requests wait already, which is the limit; try again later",
-                retry_after_s=self._recorder.retry_after_s(num_ahead, anyio.current_time()),
+            text = f"{limits.max_sequences_waiting} requests wait already, which is the limit"
+        elif waiting.num_tokens and waiting.num_tokens + num_prompt_tokens > limits.max_tokens_waiting:
+            text = (
+                f"{waiting.num_tokens} prompt tokens wait already, and with {num_prompt_tokens} more they would be "
+                f"above the limit of {limits.max_tokens_waiting}"
             )
+        else:
+            return
+        self._recorder.num_rejected += 1
+        raise QueueFullError(f"{text}; try again later", retry_after_s=self.retry_after_s())
+
+    def retry_after_s(self) -> float:
+        """When as many sequences as wait now will have ended, at the measured rate."""
+        report = self._router.report
+        num_running = 0 if report is None else report.scheduler.num_running
+        num_ahead = max(1, self._router.num_unfinished - num_running)
+        return self._recorder.drain_rate.wait_s(num_ahead, anyio.current_time())
+
+    def _register(self, unit: Sequence[tuple[GenerationRequest, Mailbox]], now_s: float) -> list[Request]:
+        """Expand all requests and, once it is sure that every id is new, register their mailboxes."""
+        expanded: list[tuple[tuple[Request, ...], Mailbox]] = []
+        ids: set[RequestId] = set()
+        num_arrivals = self._num_arrivals
+        for request, mailbox in unit:
+            sequences = expand(request, num_arrivals)
+            num_arrivals += len(sequences)
+            expanded.append((sequences, mailbox))
+            for sequence in sequences:
+                if sequence.request_id in ids or self._router.is_registered(sequence.request_id):
+                    raise InvalidRequestError(f"a request with the id {request.request_id!r} is running already")
+                ids.add(sequence.request_id)
+        self._num_arrivals = num_arrivals
+        for sequences, mailbox in expanded:
+            mailbox.submitted_s = now_s
+            self._waiting.enter(mailbox, len(sequences[0].prompt_token_ids))
+            for sequence in sequences:
+                self._router.register(sequence.request_id, mailbox)
+        return [sequence for sequences, _ in expanded for sequence in sequences]

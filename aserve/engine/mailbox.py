@@ -18,7 +18,17 @@ from aserve.core.step import TokenEvent
 class Mailbox:
     """Events of one request, and when they came (seconds of ``anyio.current_time()``)."""
 
-    __slots__ = ("_events", "_make_event", "_num_gone", "_wakeup", "admitted_s", "error", "last_s", "submitted_s")
+    __slots__ = (
+        "_events",
+        "_make_event",
+        "_num_gone",
+        "_wakeup",
+        "admitted_s",
+        "error",
+        "last_s",
+        "on_admitted",
+        "submitted_s",
+    )
 
     def __init__(self) -> None:
         self._events: list[TokenEvent] = []
@@ -29,11 +39,18 @@ class Mailbox:
         self.submitted_s = 0.0
         self.admitted_s: float | None = None
         self.last_s: float | None = None
+        self.on_admitted: Callable[[], None] | None = None
 
     @property
     def num_events(self) -> int:
         """All that were ever put, read or not."""
         return self._num_gone + len(self._events)
+
+    def admit(self, now_s: float) -> None:
+        """Note that the first of the request's sequences has begun to run."""
+        self.admitted_s = now_s
+        if self.on_admitted is not None:
+            self.on_admitted()
 
     def put(self, event: TokenEvent, now_s: float) -> None:
         """Append an event and wake the reader. Never waits, never raises."""

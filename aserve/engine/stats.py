@@ -8,18 +8,16 @@ here knows their wire format.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from dataclasses import dataclass
 from typing import Literal
+
+from aserve.engine.drain_rate import DrainRate
 
 Outcome = Literal["stop", "length", "error", "cancelled"]
 """How a user's request ended: ``length`` if any choice ran into its limit, ``cancelled`` if it left before its end."""
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the histograms' buckets; a last bucket takes the rest."""
-
-_MAX_RETRY_S = 60.0
-_NUM_REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ class StatsRecorder:
         self.inter_token = Histogram()
         self.queue = Histogram()
         self.end_to_end = Histogram()
-        self._finished_s: deque[float] = deque(maxlen=_NUM_REMEMBERED)
+        self.drain_rate = DrainRate()
 
     def note_events(self, num_events: int, num_late: int, num_finished: int, now_s: float) -> None:
         """Count one report's events."""
@@ -124,12 +122,4 @@ class StatsRecorder:
         self.num_late_events += num_late
         self.num_cancelled_tokens += num_late
         if num_finished:
-            self._finished_s.extend([now_s] * num_finished)
-
-    def retry_after_s(self, num_ahead: int, now_s: float) -> float:
-        """Estimate, in whole seconds from 1 to 60, when this many sequences will have finished at the recent rate."""
-        if len(self._finished_s) < 2:
-            return 1.0
-        elapsed_s = max(now_s - self._finished_s[0], 1e-3)
-        estimate_s = num_ahead * elapsed_s / len(self._finished_s)
-        return float(min(max(1, -(-estimate_s // 1)), _MAX_RETRY_S))
+            self.drain_rate.note(num_finished, now_s)

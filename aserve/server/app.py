@@ -17,11 +17,12 @@ from aserve.core.config import EngineConfig, ServerConfig
 from aserve.core.errors import AserveError, ConfigError, MethodNotAllowedError, NotFoundError
 from aserve.server.admin import Admin
 from aserve.server.asgi import Receive, RequestHead, Scope, Send
-from aserve.server.auth import ApiKeys
+from aserve.server.auth import ApiKeys, Caller
 from aserve.server.chat_schema import read_chat_request
 from aserve.server.completion_schema import read_completion_request
 from aserve.server.cors import Cors
 from aserve.server.engine_slot import EngineSlot
+from aserve.server.hosts import AllowedHosts
 from aserve.server.prepare import prepare_chat, prepare_completion
 from aserve.server.record import RequestRecord
 from aserve.server.reply import Reply, answer, error_reply
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """Answered without a key: what asks for them is often a load balancer that has none."""
 
-Route = Callable[[RequestHead, Receive, Send], Awaitable[None]]
+Route = Callable[[RequestHead, Receive, Send, Caller], Awaitable[None]]
 
 
 class App:
@@ -48,11 +49,15 @@ class App:
         counts: the requests so far, and how many are open.
     """
 
-    def __init__(self, slot: EngineSlot, server: ServerConfig, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self, slot: EngineSlot, server: ServerConfig, config: EngineConfig | None = None, *, owns_listener: bool = False
+    ) -> None:
+        """``owns_listener`` says that the program listens on ``server.host`` itself. Raises ConfigError."""
         self.slot = slot
         self._config = config
         self.counts = RequestCounts()
-        self._keys = ApiKeys(server.api_key)
+        self._keys = ApiKeys(server)
+        self._hosts = AllowedHosts(server, owns_listener=owns_listener)
         self._cors = Cors(server.cors_origin)
         self._small = SmallRoutes(Admin(slot, server, self.counts))
         chat = GenerationRoute(
@@ -110,18 +115,19 @@ class App:
         head = replace(head, reply_headers=[*head.reply_headers, *self._cors.reply_headers(head)])
         route = self._route_of(head.path)
         try:
+            if head.path not in OPEN_ROUTES:
+                self._hosts.check(head)
             if head.method == "OPTIONS":
                 await self._options(head, route, receive, send)
                 return
-            if head.path not in OPEN_ROUTES:
-                self._keys.check(head)
+            caller = Caller() if head.path in OPEN_ROUTES else self._keys.check(head)
             self._check_method(head, route)
         except AserveError as error:
             await self._refuse(head, route, error, receive, send)
             return
         try:
             if head.path in self._generating:
-                await self._generating[head.path](head, receive, send)
+                await self._generating[head.path](head, receive, send, caller)
             else:
                 record = RequestRecord(head, route, self.counts, level=logging.DEBUG)
                 await self._small(

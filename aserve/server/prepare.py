@@ -54,6 +54,7 @@ async def prepare_chat(engine: Engine, request: ChatRequest) -> Job:
     """Render and tokenise the conversation. Raises InvalidRequestError, ContextLengthError, ModelNotFoundError."""
     check_model(engine, request)
     _check_size(engine, 1, request.num_choices)
+    engine.refuse_if_full(request.num_choices)
     sampling = _sampling(engine, request)
     options = dict(request.chat_template_kwargs or {})
     if request.add_generation_prompt is not None:
@@ -69,6 +70,7 @@ async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
     """Tokenise the prompts. Raises InvalidRequestError, ContextLengthError, ModelNotFoundError."""
     check_model(engine, request)
     _check_size(engine, len(request.prompts), request.num_choices)
+    engine.refuse_if_full(len(request.prompts) * request.num_choices)
     sampling = _sampling(engine, request)
     special = request.add_special_tokens is not False
     prompts: list[list[int]] = []

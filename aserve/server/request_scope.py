@@ -9,7 +9,6 @@ Used by the generation routes only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -17,15 +16,16 @@ from typing import Any, Protocol
 import anyio
 import anyio.abc
 
-from aserve.core.errors import AserveError, DeadlineExceededError, GenerationClosedError
+from aserve.core.errors import AserveError, GenerationClosedError
 from aserve.server.asgi import Receive, RequestHead, Send
+from aserve.server.deadlines import Deadlines, Timed
 from aserve.server.outgoing import Outgoing
 
 GRACE_S = 1.0
 _TICKS = 4  # how often timers look, within the time that they measure
 
 
-class Closable(Protocol):
+class Closable(Timed, Protocol):
     """What can be ended with a reason: a generation."""
 
     def close(self, error: AserveError) -> None: ...
@@ -35,7 +35,7 @@ class RequestScope:
     """One request's nursery.
 
     Args:
-        deadline_s: when the request must be complete, by ``anyio.current_time()``; infinite for never.
+        deadlines: the request's time limits.
         stall_s: a send stuck for this long counts as a client that is gone.
         keepalive_s: comments are sent this often while a stream is silent; 0 for none.
 
@@ -45,10 +45,17 @@ class RequestScope:
     """
 
     def __init__(
-        self, head: RequestHead, receive: Receive, send: Send, *, deadline_s: float, stall_s: float, keepalive_s: float
+        self,
+        head: RequestHead,
+        receive: Receive,
+        send: Send,
+        *,
+        deadlines: Deadlines,
+        stall_s: float,
+        keepalive_s: float,
     ) -> None:
         self._receive = receive
-        self._deadline_s = deadline_s
+        self._deadlines = deadlines
         self._stall_s = stall_s
         self._keepalive_s = keepalive_s
         self._closables: list[Closable] = []
@@ -65,7 +72,8 @@ class RequestScope:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._watch)
-            tasks.start_soon(self._keep_time)
+            tasks.start_soon(self._deadlines.run, self.close)
+            tasks.start_soon(self._watch_sends)
             with self._shield:
                 await work(self)
                 await self.out.ping_done()
@@ -85,9 +93,10 @@ class RequestScope:
             self._shield.deadline = self._ping_scope.deadline = anyio.current_time() + GRACE_S
 
     def attach(self, closable: Closable) -> None:
-        """Close this, too, when the request is closed. Raises the reason if it has been already."""
+        """Close this, too, when the request is closed, and time it. Raises the reason if it has been already."""
         self.check()
         self._closables.append(closable)
+        self._deadlines.watch(closable)
 
     def check(self) -> None:
         """Raise the reason if the request has been closed."""
@@ -124,19 +133,16 @@ class RequestScope:
         finally:
             self.close(GenerationClosedError("the client left before the answer was complete"), gone=True)
 
-    async def _keep_time(self) -> None:
-        """Close the request at its deadline, or when one send has been in progress for too long."""
+    async def _watch_sends(self) -> None:
+        """Close the request when one send has been in progress for too long."""
         out, seen, since_s = self.out, (False, -1), 0.0
         while not self.gone:
             now_s = anyio.current_time()
-            if now_s >= self._deadline_s:
-                self._deadline_s = math.inf
-                self.close(DeadlineExceededError("the time limit of this request has passed"))
             if (now := (out.sending, out.num_sent)) != seen:
                 seen, since_s = now, now_s
             elif out.sending and now_s - since_s >= self._stall_s:
                 self.close(GenerationClosedError("the client does not read its answer"), gone=True)
-            await anyio.sleep(min(self._stall_s / _TICKS, self._deadline_s - now_s))
+            await anyio.sleep(self._stall_s / _TICKS)
 
     async def _keep_alive(self) -> None:
         """Fill the silence of a stream with comments. A task of its own, since its send can be stuck, too."""

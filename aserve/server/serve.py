@@ -99,10 +99,10 @@ class _Process:
         tls = server_config.tls_certificate is not None
         http_config = GuardConfig.from_server(server_config)
         http_config.max_connections = _connections_that_fit(server_config.max_connections)
+        app = App(self._slot, server_config, owns_listener=True)
+        self._counts = app.counts
         sock = bind(server_config.host, server_config.port, user_timeout_s=server_config.stall_timeout_s)
         self._url = url(sock, tls=tls)
-        app = App(self._slot, server_config)
-        self._counts = app.counts
         try:
             self._server = GuardedServer(app, http_config, sock)
         except OSError as error:

@@ -8,17 +8,20 @@ the last bytes are sent.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import anyio
+
 from aserve.core.config import ServerConfig
-from aserve.core.errors import AserveError, GenerationClosedError, InvalidRequestError
+from aserve.core.errors import AserveError, GenerationClosedError
 from aserve.core.request import TextDelta
 from aserve.server.asgi import Receive, RequestHead, Send
+from aserve.server.auth import Caller
 from aserve.server.body import RequestBody, check_content_type
+from aserve.server.deadlines import NEVER, Deadlines, TimeLimits
 from aserve.server.deltas import DeltaSource, source_of
 from aserve.server.engine_slot import EngineSlot
 from aserve.server.json_body import parse_with
@@ -33,7 +36,6 @@ from aserve.server.whole import WholeAnswer
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
-    from aserve.engine.generation import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -61,19 +63,20 @@ class GenerationRoute(Generic[R]):
         self._read = read
         self._prepare = prepare
 
-    async def __call__(self, head: RequestHead, receive: Receive, send: Send) -> None:
+    async def __call__(self, head: RequestHead, receive: Receive, send: Send, caller: Caller) -> None:
         """Answer one POST request."""
         with self._counts.active():
-            await self._answer(head, receive, send)
+            await self._answer(head, receive, send, caller)
 
-    async def _answer(self, head: RequestHead, receive: Receive, send: Send) -> None:
+    async def _answer(self, head: RequestHead, receive: Receive, send: Send, caller: Caller) -> None:
         record = RequestRecord(head, self._path, self._counts)
         body = RequestBody(head, receive, max_bytes=self._server.max_body_bytes, timeout_s=self._server.read_timeout_s)
         try:
             engine = self._slot.get_serving()
             check_content_type(head)
-            deadline_s = record.started_s + self._time_limit_s(head)
+            limits = TimeLimits.of(self._server, head)
             raw = await body.read()
+            caller.refuse_if_busy()  # after the body, so that the connection stays in step
         except AserveError as error:
             record.close_with(error)
             rest = not body.complete and not isinstance(error, GenerationClosedError)
@@ -83,13 +86,14 @@ class GenerationRoute(Generic[R]):
                 head,
                 receive,
                 send,
-                deadline_s=deadline_s,
+                deadlines=Deadlines(limits, record.started_s, retry_after_s=engine.retry_after_s),
                 stall_s=self._server.stall_timeout_s,
                 keepalive_s=self._server.sse_keepalive_s,
             )
-            exchange = _Exchange(engine, partial(self._job, engine, raw), record)
+            exchange = _Exchange(engine, partial(self._job, engine, raw), record, headers_wait_s=self._wait_s(limits))
             del raw  # large ones must not stay as long as the answer takes
-            await scope.run(exchange.serve)
+            with caller.request():
+                await scope.run(exchange.serve)
         finally:
             record.close(499, "abandoned")
 
@@ -97,28 +101,29 @@ class GenerationRoute(Generic[R]):
         """Raises AserveError for whatever is wrong with the request."""
         return await self._prepare(engine, await parse_with(self._read, raw))
 
-    def _time_limit_s(self, head: RequestHead) -> float:
-        """The server's limit, or the client's where that is shorter (header X-Request-Timeout, in seconds)."""
-        limit_s = math.inf if self._server.request_timeout_s is None else self._server.request_timeout_s
-        asked = head.header(b"x-request-timeout")
-        if asked is None:
-            return limit_s
-        try:
-            asked_s = float(asked)
-        except ValueError:
-            asked_s = math.nan
-        if not 0 < asked_s < math.inf:
-            raise InvalidRequestError("the header X-Request-Timeout must be a positive number of seconds")
-        return min(limit_s, asked_s)
+    def _wait_s(self, limits: TimeLimits) -> float:
+        """How long a stream's headers wait for its first token: so long an error can still be a status.
+
+        Without a limit on the queue they go out at once, and the client sees that its request was taken.
+        """
+        return 0.0 if limits.queue_s == NEVER else self._server.sse_keepalive_s or NEVER
 
 
 class _Exchange:
     """One request, as the sender of its scope."""
 
-    def __init__(self, engine: Engine, make_job: Callable[[], Awaitable[Job]], record: RequestRecord) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        make_job: Callable[[], Awaitable[Job]],
+        record: RequestRecord,
+        *,
+        headers_wait_s: float,
+    ) -> None:
         self._engine = engine
         self._make_job = make_job
         self._record = record
+        self._headers_wait_s = headers_wait_s
 
     async def serve(self, scope: RequestScope) -> None:
         try:
@@ -138,11 +143,16 @@ class _Exchange:
         frames = kind(job, usage, self._engine.tokenizer.token_bytes)
         chunk = b""
         async with self._admitted(scope, job, usage) as source:
+            first: list[TextDelta] = []
+            if self._headers_wait_s:
+                with anyio.move_on_after(self._headers_wait_s):
+                    first = await _next(source)
             await scope.start_stream()
             num_open = len(job.requests) * job.num_choices
             while num_open:
                 chunk = b""
-                for delta in await _next(source):
+                deltas, first = first or await _next(source), []
+                for delta in deltas:
                     usage.add(delta)
                     chunk += frames.delta(delta)
                     num_open -= delta.finish_reason is not None
@@ -167,13 +177,10 @@ class _Exchange:
     @asynccontextmanager
     async def _admitted(self, scope: RequestScope, job: Job, usage: Usage) -> AsyncGenerator[DeltaSource]:
         """The job's generations, all or none of them admitted. Leaving releases what they hold."""
-        async with AsyncExitStack() as stack:
-            generations: list[Generation] = []
-            for request in job.requests:
-                generation = await stack.enter_async_context(self._engine.generate(request))
+        async with self._engine.generate_all(job.requests) as generations:
+            for generation in generations:
                 scope.attach(generation)
                 usage.attach(generation)
-                generations.append(generation)
             yield source_of(generations, job.num_choices, scope)
 
     async def _fail(self, scope: RequestScope, error: AserveError) -> None:

@@ -18,6 +18,7 @@ from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from aserve.core.request import GenerationRequest, SamplingParams
 from aserve.core.step import StepExecutor
+from aserve.engine.admission import QueueLimits
 from aserve.engine.bridge import CommandQueue, EventRouter
 from aserve.engine.engine import Engine, run_engine
 from aserve.engine.generation import Generation
@@ -72,7 +73,7 @@ def script(text: bytes | list[int], *, prompt: int) -> Callable[[list[int], int]
 class ManualEngine:
     """The parts of an engine without its thread. ``turn`` is one turn of the step loop."""
 
-    def __init__(self, executor: StepExecutor, max_queue: int = 100):
+    def __init__(self, executor: StepExecutor, max_queue: int = 100, max_queue_tokens: int = 10**6):
         self.recorder, self.lifecycle, self.commands = StatsRecorder(), Lifecycle(), CommandQueue()
         self.router = EventRouter(self.recorder, self.lifecycle.receive, lambda: self.commands.put(Stop()))
         self.tokenizer = ByteTokenizer()
@@ -84,7 +85,7 @@ class ManualEngine:
             recorder=self.recorder,
             capacity=executor.capacity,
             vocab_size=260,
-            max_queue=max_queue,
+            limits=QueueLimits(max_sequences_waiting=max_queue, max_tokens_waiting=max_queue_tokens),
         )
         self.loop = StepLoop(
             self.scheduler,
@@ -156,9 +157,9 @@ def capacity():
 def manual():
     """Call within the event loop: ``manual(next_token=..., max_queue=..., **capacity)``."""
 
-    def make(*, max_queue=100, executor=None, **options):
+    def make(*, max_queue=100, max_queue_tokens=10**6, executor=None, **options):
         fake = {k: options.pop(k) for k in ("next_token", "fail_at_step") if k in options}
-        return ManualEngine(executor or FakeExecutor(replace(CAPACITY, **options), **fake), max_queue)
+        return ManualEngine(executor or FakeExecutor(replace(CAPACITY, **options), **fake), max_queue, max_queue_tokens)
 
     return make
 

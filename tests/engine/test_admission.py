@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from aserve.core.errors import ContextLengthError, QueueFullError
+from aserve.core.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from aserve.engine.admission import fit, num_too_many
+from aserve.engine.drain_rate import DrainRate
+from aserve.engine.generation import submit_together
 from aserve.engine.sequences import choice_seed, expand
 from aserve.scheduler import SchedulerStats
 
@@ -35,7 +37,7 @@ class TestQueueBound:
         engine = manual(max_queue=3)
         entered, error = await fill(engine)
         assert len(entered) == 4 + 3
-        assert error.status == 429
+        assert error.status == 503
         assert error.retry_after_s >= 1
         await engine.step()
         stats = engine.scheduler.stats()
@@ -82,6 +84,75 @@ class TestQueueBound:
         engine = manual(max_queue=0, num_blocks=20, max_model_len=64)
         await enter(engine, prompt=b"a" * 30, n=4)
 
+    async def test_a_unit_is_admitted_as_one_or_not_at_all(self, manual):
+        engine = manual(max_queue=1)
+        await enter(engine)
+        group = [engine.generate(max_tokens=3) for _ in range(5)]
+        with pytest.raises(QueueFullError):
+            await submit_together(group, engine.client)
+        assert engine.router.num_unfinished == 1, "nothing of it was registered"
+        await submit_together([engine.generate() for _ in range(4)], engine.client)
+        await engine.step()
+        stats = engine.scheduler.stats()
+        assert (stats.num_running, stats.num_waiting) == (4, 1)
+
+    async def test_a_unit_of_which_the_cache_holds_a_part_runs_on_an_idle_engine(self, manual):
+        """One by one the third prompt would be refused behind the first two, every time."""
+        engine = manual(max_queue=0, num_blocks=20, max_model_len=64)
+        group = [engine.generate(prompt=b"a" * 30, max_tokens=2) for _ in range(4)]
+        await submit_together(group, engine.client)
+        for _ in range(20):
+            await engine.step()
+        assert engine.router.num_unfinished == 0
+        for generation in group:
+            generation.leave()
+        await engine.assert_nothing_left()
+
+    async def test_a_unit_with_a_wrong_member_leaves_nothing(self, manual):
+        engine = manual()
+        with pytest.raises(ContextLengthError):
+            await submit_together([engine.generate(), engine.generate(max_tokens=10**6)], engine.client)
+        same = engine.request()
+        with pytest.raises(InvalidRequestError, match="running already"):
+            await submit_together([engine.generate(same), engine.generate(same)], engine.client)
+        assert engine.router.num_unfinished == engine.client.num_waiting_tokens == engine.commands.num_put == 0
+
+    async def test_a_unit_that_cannot_be_opened_is_taken_back_whole(self, manual, monkeypatch):
+        engine = manual()
+        group = [engine.generate() for _ in range(3)]
+        monkeypatch.setattr(group[1], "open", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await submit_together(group, engine.client)
+        await engine.assert_nothing_left()
+        assert engine.client.num_waiting_tokens == 0
+        assert sum(engine.recorder.num_requests.values()) == 0
+
+    async def test_waiting_prompt_tokens_are_bounded_too(self, manual):
+        engine = manual(max_queue=100, max_queue_tokens=50)
+        for _ in range(4):
+            await enter(engine, max_tokens=50)
+        await engine.step()
+        assert engine.client.num_waiting_tokens == 0, "what runs does not wait"
+        entered, error = await fill(engine, prompt=b"a" * 20)
+        assert len(entered) == 2
+        assert engine.client.num_waiting_tokens == 40
+        assert "40 prompt tokens wait" in error.message
+        assert error.retry_after_s >= 1
+        await enter(engine, prompt=b"a" * 10)
+        entered[0].leave()
+        assert engine.client.num_waiting_tokens == 30
+
+    async def test_one_prompt_above_the_bound_may_wait_alone(self, manual):
+        engine = manual(max_queue_tokens=5, max_num_seqs=1)
+        await enter(engine)
+        await engine.step()
+        waiting = await enter(engine, prompt=b"a" * 20, n=2)
+        assert engine.client.num_waiting_tokens == 20, "choices share their prompt"
+        with pytest.raises(QueueFullError):
+            await enter(engine)
+        waiting.leave()
+        assert engine.client.num_waiting_tokens == 0
+
     async def test_leaving_makes_room_at_once(self, manual):
         engine = manual(max_queue=1)
         entered, _ = await fill(engine)
@@ -108,13 +179,22 @@ class TestQueueBound:
 
     async def test_the_time_to_retry_follows_the_rate_of_completions(self, manual):
         engine = manual()
-        recorder = engine.recorder
-        assert recorder.retry_after_s(10, 0.0) == 1
+        rate = engine.recorder.drain_rate
+        assert rate.wait_s(10, 0.0) == 1
         for n in range(20):
-            recorder.note_events(1, 0, 1, n * 2.0)
-        assert recorder.retry_after_s(5, 40.0) == 10
-        assert recorder.retry_after_s(1000, 40.0) == 60
-        assert recorder.retry_after_s(1, 20 * 0.001) >= 1
+            engine.recorder.note_events(1, 0, 1, n * 2.0)
+        assert rate.wait_s(5, 40.0) == 10
+        assert rate.wait_s(1000, 40.0) == 60
+        assert rate.wait_s(1, 20 * 0.001) >= 1
+
+    async def test_an_idle_hour_is_no_slow_hour(self):
+        rate = DrainRate()
+        rate.begin(0.0)
+        rate.note(10, 5.0)
+        rate.begin(3600.0)
+        assert rate.wait_s(20, 3600.1) == 10, "the rate before it"
+        rate.note(1, 3601.0)
+        assert rate.wait_s(20, 3602.0) == 40, "and the rate since"
 
 
 def test_what_fits(capacity):

@@ -121,7 +121,7 @@ async def test_continuous_usage(serving):
     ("num_prompts", "n", "param"), [(1, 11, "n"), (11, 1, "prompt"), (11, 2, "prompt"), (4, 3, "n"), (5, 2, None)]
 )
 async def test_more_answers_than_there_are_places(serving, num_prompts, n, param):
-    """What can never be admitted is the client's mistake; 429 would ask it to try again for ever."""
+    """What can never be admitted is the client's mistake; 503 would ask it to try again for ever."""
     async with serving(max_queue=2) as client:
         answer = await client.complete(["a"] * num_prompts, n=n, max_tokens=1)
         if param is None:
@@ -215,7 +215,7 @@ async def test_mistakes_are_statuses(serving, path, fields, status, code, param,
         await client.settled()
 
 
-async def test_a_full_queue_is_429(serving, make_exchange):
+async def test_a_full_queue_is_503(serving, make_exchange):
     async with serving(max_queue=2, max_num_seqs=1, step_s=0.005) as client, anyio.create_task_group() as tasks:
         engine = client.app.slot.engine
         running = make_exchange(json.dumps({"model": "M", "prompt": "a", "n": 2, "max_tokens": 500}).encode())
@@ -224,7 +224,7 @@ async def test_a_full_queue_is_429(serving, make_exchange):
             while engine.stats().num_waiting < 1:
                 await anyio.sleep(0.002)
         too_many = await client.complete(["a", "b"], stream=True)  # the first still fits, but goes with the second
-        assert too_many.status == 429
+        assert too_many.status == 503
         assert too_many.error["code"] == "queue_full"
         assert int(too_many.header("retry-after")) >= 1
         running.disconnect()

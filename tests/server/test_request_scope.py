@@ -8,6 +8,7 @@ from trio.testing import MockClock
 
 from aserve.core.errors import DeadlineExceededError, GenerationClosedError
 from aserve.server.asgi import RequestHead
+from aserve.server.deadlines import Deadlines, TimeLimits
 from aserve.server.reply import Reply
 from aserve.server.request_scope import RequestScope
 
@@ -24,7 +25,10 @@ def anyio_backend(request):
 class Work:
     """A generation that never says anything, and what became of it."""
 
+    is_complete = False
+
     def __init__(self):
+        self.begun_s = self.last_token_s = None
         self.closed = anyio.Event()
         self.error = None
         self.left_s = None
@@ -43,13 +47,15 @@ class Work:
 
 
 def make_scope(exchange, **options):
-    limits = {"deadline_s": float("inf"), "stall_s": 30.0, "keepalive_s": 0.0} | options
-    return RequestScope(HEAD, exchange.receive, exchange.send, **limits)
+    limits = TimeLimits(**{name: options.pop(name) for name in ("total_s", "queue_s", "idle_s") if name in options})
+    settings = {"stall_s": 30.0, "keepalive_s": 0.0} | options
+    deadlines = Deadlines(limits, anyio.current_time(), retry_after_s=lambda: 7.0)
+    return RequestScope(HEAD, exchange.receive, exchange.send, deadlines=deadlines, **settings)
 
 
 async def test_the_deadline_closes_and_the_end_is_still_sent(make_exchange):
     exchange, work = make_exchange(), Work()
-    await make_scope(exchange, deadline_s=100.0).run(work)
+    await make_scope(exchange, total_s=100.0).run(work)
     assert isinstance(work.error, DeadlineExceededError)
     assert work.left_s == pytest.approx(100.0)
     assert exchange.answer.body == b"error"
@@ -58,7 +64,7 @@ async def test_the_deadline_closes_and_the_end_is_still_sent(make_exchange):
 
 async def test_silence_is_filled_with_comments(make_exchange):
     exchange, work = make_exchange(), Work()
-    await make_scope(exchange, deadline_s=100.0, keepalive_s=15.0).run(work)
+    await make_scope(exchange, total_s=100.0, keepalive_s=15.0).run(work)
     assert exchange.answer.body == b": keep-alive\n\n" * 6 + b"error"
 
 
@@ -246,7 +252,7 @@ async def test_closing_interrupts_the_preparation_only(make_exchange):
         await scope.start_stream()
         await scope.out.write(b"", last=True)
 
-    await make_scope(exchange, deadline_s=10.0).run(work)
+    await make_scope(exchange, total_s=10.0).run(work)
     assert len(seen) == 1
     assert exchange.bookkeeping_done
 

@@ -1,0 +1,136 @@
+"""The time limits of one request: in all, until it begins to run, and between two tokens.
+
+Owns what the headers and the server's defaults say, and when which limit passes. Closes nothing by itself: the request
+scope, which runs it, gives it a way to. Knows generations by their times only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+
+from aserve.core.config import ServerConfig
+from aserve.core.errors import (
+    AserveError,
+    DeadlineExceededError,
+    IdleTimeoutError,
+    InvalidRequestError,
+    QueueTimeoutError,
+)
+from aserve.server.asgi import RequestHead
+
+NEVER = math.inf
+
+
+class Timed(Protocol):
+    """What a generation tells of its progress, in seconds of ``anyio.current_time()``."""
+
+    @property
+    def begun_s(self) -> float | None:
+        """When it first ran; None while it waits."""
+        ...
+
+    @property
+    def last_token_s(self) -> float | None: ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its tokens are there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimits:
+    """Seconds; infinity is no limit.
+
+    Attributes:
+        total_s: from the request's head to its last token.
+        queue_s: from its head until it begins to run.
+        idle_s: of a running request, between two tokens, and before the first.
+    """
+
+    total_s: float = NEVER
+    queue_s: float = NEVER
+    idle_s: float = NEVER
+
+    @classmethod
+    def of(cls, server: ServerConfig, head: RequestHead) -> TimeLimits:
+        """The server's limits, or the client's where those are shorter. Raises InvalidRequestError."""
+        return cls(
+            total_s=_shorter(server.request_timeout_s, head, "X-Request-Timeout"),
+            queue_s=_shorter(server.queue_timeout_s, head, "X-Queue-Timeout"),
+            idle_s=_shorter(server.idle_timeout_s, head, "X-Idle-Timeout"),
+        )
+
+
+def _shorter(default_s: float | None, head: RequestHead, name: str) -> float:
+    limit_s = NEVER if default_s is None else default_s
+    asked = head.header(name.lower().encode())
+    if asked is None:
+        return limit_s
+    try:
+        asked_s = float(asked)
+    except ValueError:
+        asked_s = math.nan
+    if not 0 < asked_s < math.inf:
+        raise InvalidRequestError(f"the header {name} must be a positive number of seconds")
+    return min(limit_s, asked_s)
+
+
+class Deadlines:
+    """Watches one request's limits.
+
+    Args:
+        started_s: when the request's head came.
+        retry_after_s: what a client is told whose request never began.
+    """
+
+    def __init__(
+        self, limits: TimeLimits, started_s: float, *, retry_after_s: Callable[[], float | None] = lambda: None
+    ) -> None:
+        self._limits = limits
+        self._started_s = started_s
+        self._retry_after_s = retry_after_s
+        self._timed: list[Timed] = []
+
+    def watch(self, timed: Timed) -> None:
+        """From now on this is a part of the request's work."""
+        self._timed.append(timed)
+
+    async def run(self, close: Callable[[AserveError], None]) -> None:
+        """Close the request with the limit that passes first; runs until cancelled, or until one has."""
+        while True:
+            now_s = anyio.current_time()
+            due_s, error = self._next(now_s)
+            if error is not None and due_s <= now_s:
+                close(error)
+                return
+            await anyio.sleep(due_s - now_s)
+
+    def _next(self, now_s: float) -> tuple[float, AserveError | None]:
+        """When to look again, and what will have passed then if nothing changes."""
+        limits = self._limits
+        dues: list[tuple[float, AserveError | None]] = [
+            (
+                self._started_s + limits.total_s,
+                DeadlineExceededError(f"the time limit of {limits.total_s:g} s for this request has passed"),
+            )
+        ]
+        if not self._timed or any(timed.begun_s is None for timed in self._timed):
+            text = f"the request waited for {limits.queue_s:g} s without being begun, which is its limit"
+            dues.append(
+                (self._started_s + limits.queue_s, QueueTimeoutError(text, retry_after_s=self._retry_after_s()))
+            )
+            dues.append((now_s + limits.idle_s, None))  # may begin at any moment, and be idle from then on
+        running = [timed for timed in self._timed if timed.begun_s is not None and not timed.is_complete]
+        if running:
+            since_s = min(timed.last_token_s or timed.begun_s or now_s for timed in running)
+            text = f"no token came for {limits.idle_s:g} s, which is this request's limit"
+            dues.append((since_s + limits.idle_s, IdleTimeoutError(text)))
+        elif self._timed:
+            dues.append((now_s + limits.idle_s, None))
+        return min(dues, key=lambda due: due[0])
