@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aserve.core.kv_layout import KVLayout
 from aserve.core.model_spec import ModelSpec
 from aserve.layers.batch import ForwardBatch
 from aserve.layers.context import LayerContext
@@ -28,7 +29,8 @@ class Attention:
         self._head_dim = spec.head_dim
         self._heads = (self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, self.qkv_proj.num_kv_heads)
         self._num_all_heads = sum(self._heads)
-        self._layer = layer
+        layout = KVLayout.of(spec.sliding_windows)
+        self._group, self._cache = layout.group_of(layer), layout.index_of(layer)
         self._scale = spec.attention_scale
         self._softcap = spec.attention_softcap
         self._window = spec.sliding_windows[layer]
@@ -45,13 +47,14 @@ class Attention:
             self.q_norm.in_place(q)
             self.k_norm.in_place(k)
         self._rotary(q, k, batch.positions, self._cos_sin)
-        k_cache, v_cache = batch.kv_caches[self._layer]
-        self._store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        slot_mapping, block_table = batch.groups[self._group]
+        k_cache, v_cache = batch.kv_caches[self._cache]
+        self._store_kv(k, v, k_cache, v_cache, slot_mapping)
         out = self._attend(
             q,
             k_cache,
             v_cache,
-            batch.block_tables,
+            block_table,
             batch.cu_seqlens_q,
             batch.seq_lens,
             max_query_len=batch.max_query_len,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig, SchedulerConfig
 from aserve.core.errors import ConfigError
+from aserve.core.kv_layout import KVLayout
 from aserve.core.model_spec import ModelSpec
 from aserve.core.step import StepPlan, StepResult
 from aserve.models.model import Model
@@ -129,16 +130,18 @@ def build_executor(
             raise ConfigError(
                 f"the model's weights do not fit {device}; use a smaller model, or --device cpu"
             ) from error
-        num_blocks = _count_blocks(config, model, limits)
-        capacity = Capacity(
-            num_blocks=num_blocks,
+        unbounded = Capacity(
+            num_blocks=2**62,
             block_size=config.cache.block_size,
             max_num_seqs=limits.max_num_seqs,
             max_batch_tokens=limits.max_batch_tokens,
             max_model_len=limits.max_model_len,
             max_in_flight=limits.max_in_flight,
             vocab_size=spec.vocab_size,
+            windows=KVLayout.of(spec.sliding_windows).windows,
         )
+        num_blocks = _count_blocks(config, model, limits, unbounded.num_blocks_for(limits.max_model_len))
+        capacity = replace(unbounded, num_blocks=num_blocks)
         caches = kv_cache.allocate(
             model.spec, num_blocks=num_blocks, block_size=capacity.block_size, dtype=model.ctx.dtype, device=device
         )
@@ -164,11 +167,11 @@ def _too_many_slots(limits: Limits, available: int) -> ConfigError:
     )
 
 
-def _count_blocks(config: EngineConfig, model: Model, limits: Limits) -> int:
+def _count_blocks(config: EngineConfig, model: Model, limits: Limits, sequence_blocks: int) -> int:
     block_size = config.cache.block_size
     needs = kv_cache.CacheNeeds(
         block_bytes=kv_cache.block_bytes(model.spec, model.ctx.dtype, block_size),
-        sequence_blocks=-(-limits.max_model_len // block_size),
+        sequence_blocks=sequence_blocks,
         max_num_seqs=limits.max_num_seqs,
     )
     if model.ctx.device.type == "cpu":

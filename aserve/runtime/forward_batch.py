@@ -1,10 +1,11 @@
 """From plan rows to the tensors of a step: what every slot's block table is, and how a step is laid out.
 
 Plans carry only new block ids, so the tables kept here are a function of the plans seen so far. What lies behind a
-sequence's end is its own: table entries past its blocks repeat its first one, and on the CPU a block is zeroed when a
+sequence's end is its own: table entries past its blocks repeat one of them, and on the CPU a block is zeroed when a
 sequence gets it. So kernels that read in whole blocks and mask afterwards never meet another request's NaN, which no
-mask hides (0 * NaN is NaN). Knows nothing of models or sampling, apart from the last token of each slot, which stays
-on the device for rows that continue a token still in flight. Called by the model runner, once per step, in step order.
+mask hides (0 * NaN is NaN). What lies behind a window is not read at all. Knows nothing of models or sampling, apart
+from the last token of each slot, which stays on the device for rows that continue a token still in flight. Called by
+the model runner, once per step, in step order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aserve.core.capacity import Capacity
-from aserve.core.step import PENDING, StepPlan
+from aserve.core.step import NO_BLOCK, PENDING, StepPlan
 from aserve.layers.batch import ForwardBatch
 from aserve.runtime.transfer import to_device
 
@@ -58,8 +59,10 @@ class BatchBuilder:
         self._block_size = capacity.block_size
         self._kv_caches = kv_caches
         self._device = device
-        self._tables = np.zeros((capacity.max_num_seqs, capacity.table_width), np.int32)
-        self._num_blocks = [0] * capacity.max_num_seqs
+        num_slots = capacity.max_num_seqs
+        self._tables = np.zeros((capacity.num_groups, num_slots, capacity.table_width), np.int32)
+        self._has_window = [window is not None for window in capacity.windows]
+        self._num_blocks = [0] * num_slots  # entries of a slot's table, in every group
         self._last_tokens = torch.zeros(capacity.max_num_seqs, dtype=torch.int64, device=device)
 
     def build(self, plan: StepPlan, columns: PlanColumns) -> ForwardBatch:
@@ -74,10 +77,10 @@ class BatchBuilder:
         row_of = np.repeat(np.arange(num_rows), lengths)
         positions = np.arange(num_tokens) + (starts - bounds[:-1])[row_of]
         pages, places = np.divmod(positions, self._block_size)
-        slot_mapping = self._tables[slots[row_of], pages] * np.int64(self._block_size) + places
+        slot_mapping = self._tables[:, slots[row_of], pages] * np.int64(self._block_size) + places
         seq_lens = starts + lengths
         max_seq_len = int(seq_lens.max())
-        tables = self._tables[:, : -(-max_seq_len // self._block_size)].take(slots, axis=0)
+        tables = self._tables[:, :, : -(-max_seq_len // self._block_size)].take(slots, axis=1)
         pending = np.flatnonzero(ids == PENDING)
         arrays = (
             ids,
@@ -102,19 +105,21 @@ class BatchBuilder:
         self._last_tokens[slots] = token_ids.clamp_min(0)
 
     def _grow_tables(self, plan: StepPlan) -> None:
-        counts = self._num_blocks
         fresh: list[int] = []
         for _, slot, start, _, group_block_ids, _, new in plan.sequences:
-            if new is not None:
-                counts[slot] = 0
-                self._tables[slot] = group_block_ids[0][0]
-            if group_block_ids:
-                (block_ids,) = group_block_ids
-                count = counts[slot]
-                counts[slot] = end = count + len(block_ids)
-                self._tables[slot, count:end] = block_ids
-                num_cached = start // self._block_size if new is not None else 0  # holds a reused prefix
-                fresh += block_ids[num_cached:]
+            if not group_block_ids:
+                continue
+            count = 0 if new is not None else self._num_blocks[slot]
+            self._num_blocks[slot] = end = count + len(group_block_ids[0])
+            num_cached = start // self._block_size if new is not None else 0  # holds a reused prefix
+            for table, has_window, block_ids in zip(self._tables, self._has_window, group_block_ids, strict=True):
+                row = table[slot]
+                if has_window or new is not None:
+                    # The tail repeats a block that the sequence still has: under a window, that is the last one.
+                    row[count:] = block_ids[-1 if has_window else 0]
+                behind = block_ids.count(NO_BLOCK) if has_window else 0  # they come first
+                row[count + behind : end] = block_ids[behind:]
+                fresh += block_ids[max(num_cached, behind) :]
         if fresh and self._device.type == "cpu":
             self._zero(fresh)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aserve.core.config import CacheConfig, parse_bytes
 from aserve.core.errors import ConfigError
+from aserve.core.kv_layout import KVLayout
 from aserve.core.model_spec import ModelSpec
 
 _KIB = 2**10
@@ -49,8 +50,9 @@ class GpuMemory:
 
 
 def block_bytes(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> int:
-    """Return the bytes of one block: keys and values of ``block_size`` tokens in every layer."""
-    return 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    """Return the bytes of one block: keys and values of ``block_size`` tokens in the layers of one KV group."""
+    num_layers = KVLayout.of(spec.sliding_windows).layers_per_group
+    return 2 * num_layers * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
 
 
 def count_cpu_blocks(config: CacheConfig, needs: CacheNeeds, available: int) -> int:
@@ -106,7 +108,9 @@ def count_gpu_blocks(config: CacheConfig, needs: CacheNeeds, memory: GpuMemory) 
 def allocate(
     spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KvCaches:
-    """Return keys and values [N, P, Hkv, D] per layer, zeros. Raises ConfigError when memory runs out.
+    """Return keys and values [N, P, Hkv, D] per layer of a group, zeros. Raises ConfigError when memory runs out.
+
+    All KV groups share these tensors: a block belongs to one group at a time, and holds the KV of that group's layers.
 
     Writing them makes the memory resident at the start (0.3 s per GiB on a CPU): what is too much fails here, not under
     load, and memory that grows later is a leak.
@@ -115,7 +119,7 @@ def allocate(
     try:
         return tuple(
             (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(spec.num_layers)
+            for _ in range(KVLayout.of(spec.sliding_windows).layers_per_group)
         )
     except RuntimeError as error:  # torch.OutOfMemoryError on CUDA, a plain RuntimeError of the CPU allocator
         size = num_blocks * block_bytes(spec, dtype, block_size)

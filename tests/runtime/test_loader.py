@@ -88,10 +88,10 @@ def logits(model: Model) -> Tensor:
     batch = ForwardBatch(
         input_ids=ids,
         positions=torch.arange(5),
-        slot_mapping=torch.arange(5),
+        slot_mapping=torch.arange(5)[None],
         cu_seqlens_q=torch.tensor([0, 5], dtype=torch.int32),
         seq_lens=torch.tensor([5], dtype=torch.int32),
-        block_tables=torch.tensor([[0, 1]], dtype=torch.int32),
+        block_tables=torch.tensor([[[0, 1]]], dtype=torch.int32),
         max_query_len=5,
         max_seq_len=5,
         kv_caches=tuple(
