@@ -1,4 +1,4 @@
-"""The table of backends: a name, and the module that exports its ``KERNELS``.
+"""The table of backends: a name, and the module that exports its ``KERNELS`` (the CPU's: ``load_kernels``).
 
 A backend is imported only when it is asked for, so that the CPU path never needs Triton. Called once per engine, by
 whoever composes it; layers are handed the set and never choose.
@@ -7,6 +7,7 @@ whoever composes it; layers are handed the set and never choose.
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -21,9 +22,13 @@ BACKENDS: Final = MappingProxyType(
 )
 
 
-def load(backend: str) -> KernelSet:
-    """Return the kernel set ``reference``, ``cpu`` or ``triton``. Raises ValueError for another name."""
+def load(backend: str, cache_dir: Path | None = None) -> KernelSet:
+    """Return the kernel set ``reference``, ``cpu`` or ``triton``. Raises ValueError for another name.
+
+    ``cache_dir`` is where a backend may keep what it compiles; default ``~/.cache/aserve``.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"unknown kernel backend {backend!r}; known: {', '.join(BACKENDS)}")
-    kernel_set: KernelSet = import_module(BACKENDS[backend]).KERNELS
+    module = import_module(BACKENDS[backend])
+    kernel_set: KernelSet = module.load_kernels(cache_dir) if backend == "cpu" else module.KERNELS
     return kernel_set

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -22,6 +23,43 @@ class Linear(Protocol):
         Token rows of x may be strided. All three have one dtype; sums are in float32.
         """
         ...
+
+
+class PackedMatrix(Protocol):
+    """The product with one matrix that a backend keeps in a form of its own."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return what ``Linear`` returns for the matrix that was packed; ``x`` may have any strides."""
+        ...
+
+
+class PackMatrix(Protocol):
+    """Brings a matrix that stays as it is into the form that a backend reads fastest."""
+
+    def __call__(self, weight: Tensor) -> PackedMatrix | None:
+        """Return the product with ``weight`` [N, K], which is not needed any more; None to use ``Linear`` with it."""
+        ...
+
+
+def keep_plain(weight: Tensor) -> PackedMatrix | None:
+    """The ``PackMatrix`` of backends without a form of their own."""
+    return None
+
+
+class UseThreads(Protocol):
+    """Sets on how many threads the CPU computes."""
+
+    def __call__(self, number: int, dtype: torch.dtype) -> None:
+        """Compute on ``number`` threads a model with weights and activations of ``dtype``.
+
+        Called on the thread that calls the operations, before the first of them.
+        """
+        ...
+
+
+def use_torch_threads(number: int, dtype: torch.dtype) -> None:
+    """The ``UseThreads`` of backends whose operations are torch's; for OpenMP it is a setting of the calling thread."""
+    torch.set_num_threads(number)
 
 
 class RmsNorm(Protocol):
@@ -175,6 +213,15 @@ class KernelSet:
     store_kv: StoreKv
     paged_attention: PagedAttention
     sample: Sample
+    pack: PackMatrix = keep_plain
+    use_threads: UseThreads = use_torch_threads
+    form: str = ""
+    """What carries the operations out, where a backend has more than one way; for people to read."""
+
+    @property
+    def description(self) -> str:
+        """Name and form, for logs."""
+        return f"{self.name} ({self.form})" if self.form else self.name
 
     def replace(self, **ops: Any) -> KernelSet:
         """Return a set with some operations swapped, for example to bisect a wrong kernel."""

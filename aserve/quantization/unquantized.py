@@ -1,9 +1,6 @@
-"""Weights as plain matrices in the dtype of the activations.
+"""Weights as plain matrices in the dtype of the activations, or as the kernel set packs them.
 
-On a CPU, bfloat16 matrices are brought once into oneDNN's blocked layout. Measured with all linears of SmolLM2-135M on
-2 cores (torch 2.13, AMX; milliseconds for M tokens, packed for no batch in particular against ``F.linear``):
-M=1 14.5 / 22.0, M=8 14.8 / 21.5, M=32 17.5 / 25.3, M=128 28.2 / 39.8, M=512 80.3 / 75.0; on an AVX512_BF16 machine
-packed is ahead at every M.
+What a packed matrix is and when it pays is the kernel set's to know; here it replaces the plain one once it is loaded.
 """
 
 from __future__ import annotations
@@ -14,32 +11,26 @@ import torch
 from torch import Tensor
 
 from aserve.quantization.method import LinearMethod, MatrixSlice
-from aserve_kernels.kernel_set import KernelSet, Linear
-
-PACK_FOR_ROWS = 128
-"""Rows oneDNN is told to pack a matrix for.
-
-Packed for no number in particular, all linears of SmolLM2-135M take 33 ms at 8 rows and 42 at 32; packed for 128 rows
-they take 28 and 28, and no longer at 512 (two cores with AVX512 and AMX).
-"""
+from aserve_kernels.kernel_set import KernelSet, PackedMatrix
 
 
 class UnquantizedScheme:
     """Every linear layer holds a plain matrix."""
 
     def method_for(self, layer_name: str, kernels: KernelSet) -> LinearMethod:
-        return UnquantizedMethod(kernels.linear)
+        return UnquantizedMethod(kernels)
 
 
 class UnquantizedMethod:
     """One plain [rows, columns] matrix, stored by checkpoints as ``weight``."""
 
-    __slots__ = ("_multiply", "_packed", "_weight")
+    __slots__ = ("_multiply", "_pack", "_packed", "_weight")
 
-    def __init__(self, multiply: Linear) -> None:
-        self._multiply = multiply
+    def __init__(self, kernels: KernelSet) -> None:
+        self._multiply = kernels.linear
+        self._pack = kernels.pack
         self._weight: Tensor | None = None
-        self._packed: Tensor | None = None
+        self._packed: PackedMatrix | None = None
 
     @property
     def group_size(self) -> int:
@@ -63,22 +54,12 @@ class UnquantizedMethod:
     def finish_loading(self) -> None:
         """Pack the matrix where that is faster; the plain one is freed (unless another layer holds it)."""
         assert self._weight is not None
-        if can_pack(self._weight):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, PACK_FOR_ROWS)
+        self._packed = self._pack(self._weight)
+        if self._packed is not None:
             self._weight = None
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self._packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+            return self._packed(x, bias)
         assert self._weight is not None
         return self._multiply(x, self._weight, bias)
-
-
-def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies this matrix natively: bfloat16, on a CPU with the instructions for it."""
-    return (
-        weight.dtype == torch.bfloat16
-        and weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )

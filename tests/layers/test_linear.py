@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from aserve.layers.linear import (
     RowParallelLinear,
     SlicedWeight,
 )
-from aserve.quantization.unquantized import can_pack
+from aserve_kernels.kernel_set import PackedMatrix
 
 Context = Callable[..., LayerContext]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -134,13 +135,20 @@ def test_a_method_with_groups_is_only_cut_at_their_borders(context: Context, mon
         RowParallelLinear("layer", 24, 6, context(0, 2))
 
 
-@pytest.mark.skipif(not can_pack(torch.empty(1, 1, dtype=torch.bfloat16)), reason="this CPU does not pack bfloat16")
-def test_bfloat16_is_packed_and_the_plain_matrix_freed(context: Context) -> None:
-    layer = ColumnParallelLinear("layer", 64, 96, context(dtype=torch.bfloat16))
-    matrix = draw(96, 64, dtype=torch.bfloat16)
+def test_a_packed_matrix_replaces_the_plain_one(context: Context) -> None:
+    packed: list[Tensor] = []
+
+    def pack(weight: Tensor) -> PackedMatrix:
+        packed.append(weight)
+        return lambda x, bias: functional.linear(x, weight, bias) + 1
+
+    surroundings = context()
+    surroundings = dataclasses.replace(surroundings, kernels=surroundings.kernels.replace(pack=pack))
+    layer = ColumnParallelLinear("layer", 64, 96, surroundings)
+    matrix = draw(96, 64, dtype=torch.float32)
     fill(layer.weights, {"": (matrix, None)})
     method: Any = layer.weights._method
     assert method._weight is None
-    assert method._packed is not None
-    x = draw(4, 128, dtype=torch.bfloat16)[:, ::2]  # strided input
-    assert close(layer(x), functional.linear(x, matrix))
+    assert torch.equal(packed[0], matrix)
+    x = draw(4, 64, dtype=torch.float32)
+    assert close(layer(x), functional.linear(x, matrix) + 1)

@@ -1,0 +1,50 @@
+"""Matrix products with a matrix that was packed once, over the compiled library; the contract is
+``kernel_set.PackMatrix``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aserve_kernels.cpu.native.library import Library
+from aserve_kernels.cpu.native.threads import Threads
+
+_COLUMNS = 32  # that the library takes together
+
+
+class NativeMatrix:
+    """A bfloat16 matrix [N, K] in the library's form: N and K rounded up to 32, columns filled up with zeros."""
+
+    __slots__ = ("_columns", "_function", "_missing", "_packed", "_rows", "_threads")
+
+    def __init__(self, library: Library, threads: Threads, weight: Tensor) -> None:
+        assert can_pack(library, weight)
+        self._rows = weight.shape[0]
+        self._missing = -weight.shape[1] % _COLUMNS
+        weight = functional.pad(weight, (0, self._missing)) if self._missing else weight.contiguous()
+        self._columns = weight.shape[1]
+        self._function = library.long.aserve_matmul
+        self._threads = threads
+        size = library.long.aserve_packed_size(self._rows, self._columns)
+        self._packed = torch.empty(size, dtype=torch.bfloat16, device=weight.device)
+        library.long.aserve_pack(weight.data_ptr(), self._packed.data_ptr(), self._rows, self._columns)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ``x`` [T, K] times the matrix plus ``bias`` [N], [T, N] bfloat16, summed in float32."""
+        if self._missing:
+            x = functional.pad(x, (0, self._missing))
+        elif x.stride(1) != 1:
+            x = x.contiguous()
+        tokens = x.shape[0]
+        out = torch.empty((tokens, self._rows), dtype=torch.bfloat16, device=x.device)
+        self._function(
+            x.data_ptr(), self._packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), tokens,
+            self._columns, self._rows, x.stride(0), self._rows, 0, self._threads(torch.bfloat16),
+        )  # fmt: skip
+        return out
+
+
+def can_pack(library: Library, weight: Tensor) -> bool:
+    """Whether the library multiplies this matrix."""
+    return bool(library.matmul) and weight.dtype == torch.bfloat16
