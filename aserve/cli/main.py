@@ -15,7 +15,7 @@ from typing import cast
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
-from aserve.cli import chat, check_env, generate, pull, serve
+from aserve.cli import chat, check_env, generate, pull, serve, simulate
 from aserve.cli.sources import Sources
 from aserve.core.errors import AserveError, ConfigError
 
@@ -44,6 +44,7 @@ def build_app(sources: Sources | None = None) -> App:
     app.command(chat.command(sources), name="chat")
     app.command(generate.command(sources), name="generate")
     app.command(pull.pull)
+    app.command(simulate.command(sources), name="simulate")
     app.command(check_env.check_env, name="check-env")
     app.command(_print_version, name="version")
     return app

@@ -15,8 +15,18 @@ import docstring_parser
 from cyclopts import Group, Parameter
 
 from aserve.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from aserve.simulate.cost import MachineConfig
+from aserve.simulate.setup import Setup
+from aserve.simulate.trace import TraceConfig
 
-ConfigClass = type[ModelConfig] | type[CacheConfig] | type[SchedulerConfig] | type[ServerConfig]
+ConfigClass = (
+    type[ModelConfig]
+    | type[CacheConfig]
+    | type[SchedulerConfig]
+    | type[ServerConfig]
+    | type[TraceConfig]
+    | type[MachineConfig]
+)
 
 ENGINE: tuple[ConfigClass, ...] = (ModelConfig, CacheConfig, SchedulerConfig)
 SERVER: tuple[ConfigClass, ...] = (*ENGINE, ServerConfig)
@@ -25,6 +35,8 @@ TITLES: Mapping[ConfigClass, str] = {
     CacheConfig: "KV cache",
     SchedulerConfig: "Scheduler",
     ServerConfig: "Server",
+    TraceConfig: "Requests",
+    MachineConfig: "Machine",
 }
 
 ConfigFile = Annotated[
@@ -133,6 +145,16 @@ def engine_config(values: Mapping[str, Any]) -> EngineConfig:
 def server_config(values: Mapping[str, Any]) -> ServerConfig:
     """The server's configuration from values by field name. Raises ConfigError."""
     return ServerConfig(**_values_for(ServerConfig, values))
+
+
+def setup_of(values: Mapping[str, Any]) -> Setup:
+    """What a simulation is made of, from values by field name. Raises ConfigError."""
+    return Setup(
+        scheduler=SchedulerConfig(**_values_for(SchedulerConfig, values)),
+        cache=CacheConfig(**_values_for(CacheConfig, values)),
+        machine=MachineConfig(**_values_for(MachineConfig, values)),
+        trace=TraceConfig(**_values_for(TraceConfig, values)),
+    )
 
 
 def _values_for(config_class: ConfigClass, values: Mapping[str, Any]) -> dict[str, Any]:

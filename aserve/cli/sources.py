@@ -7,7 +7,7 @@ the parsed command line before anything is converted, so all sources share one c
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,7 +16,12 @@ from cyclopts import App, Argument, ArgumentCollection, Token
 from aserve.cli import env
 from aserve.cli.config_file import read_config_file
 from aserve.cli.settings import all_settings, settings_of
-from aserve.core.config import EngineConfig, ServerConfig
+from aserve.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from aserve.simulate.cost import MachineConfig
+from aserve.simulate.trace import TraceConfig
+
+PartConfig = ModelConfig | CacheConfig | SchedulerConfig | ServerConfig | TraceConfig | MachineConfig
+Config = EngineConfig | PartConfig
 
 COMMAND_LINE = "command line"
 SECRETS = frozenset({"api_key"})
@@ -71,23 +76,30 @@ class Sources:
                 message += f" (set by {origin})"
         return message
 
-    def show(
-        self, engine: EngineConfig, server: ServerConfig | None = None, *, own: Mapping[str, Any] | None = None
-    ) -> str:
+    def show(self, *configs: Config, own: Mapping[str, Any] | None = None, without: Sequence[str] = ()) -> str:
         """Every setting with its value and source, as a table; secrets are masked.
 
         Args:
             own: The command's own arguments, which belong to no configuration class.
+            without: Settings that the command does not have.
         """
         rows: list[tuple[str, str, str]] = []
-        for config in (engine.model, engine.cache, engine.scheduler, server):
-            for setting in () if config is None else settings_of(type(config)):
+        for config in _parts(configs):
+            for setting in (s for s in settings_of(type(config)) if s.name not in without):
                 value = getattr(config, setting.name)
                 text = "(set)" if setting.name in SECRETS and value else _plain(value)
                 rows.append((setting.name, text, self.origins.get(setting.name, "default")))
         rows += [(name, _plain(value), self.origins.get(name, "default")) for name, value in (own or {}).items()]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows)
+
+
+def _parts(configs: Sequence[Config]) -> Iterator[PartConfig]:
+    for config in configs:
+        if isinstance(config, EngineConfig):
+            yield from (config.model, config.cache, config.scheduler)
+        else:
+            yield config
 
 
 def _is_list(argument: Argument) -> bool:
