@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from aserve.core.memory import MemoryUse
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -23,6 +25,7 @@ class Capacity:
         vocab_size: token ids lie in [0, vocab_size).
         windows: per KV group, how many positions a query sees, its own included; None: all before it.
         num_host_blocks: blocks of host memory for prefixes that had to leave the cache; 0: none are kept.
+        memory: where the device's memory goes; None where nobody has looked.
         max_length: longest prompt plus answer that can run at all.
     """
 
@@ -35,6 +38,7 @@ class Capacity:
     vocab_size: int = 2**31 - 1
     windows: tuple[int | None, ...] = (None,)
     num_host_blocks: int = 0
+    memory: MemoryUse | None = field(default=None, compare=False)
     max_length: int = field(init=False)
 
     def __post_init__(self) -> None:

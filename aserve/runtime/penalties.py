@@ -1,8 +1,8 @@
 """Presence, frequency and repetition penalties: which tokens a slot has seen, kept on the device.
 
 Memory is taken only for slots that use a penalty. Counting happens on the device right after sampling, so tokens of
-steps still in flight are included without the host knowing them. Owned by the sampler; the profile asks how much memory
-it can come to.
+steps still in flight are included without the host knowing them. Owned by the sampler; how much memory it can come
+to is said in ``planning.activations``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aserve.core.step import ScheduledSequence
+from aserve.planning.activations import PENALTY_SCRATCH_BYTES
 from aserve.runtime.transfer import to_device
 
 _MIN_ROWS = 4
-SCRATCH_BYTES = 32 * 2**20
-"""Most memory that ``apply`` takes beside the state, a single row longer than that aside."""
 _ELEMENT_BYTES = 48  # of scratch per token looked at: ids, logits, counts, and what is computed from them
 _MAX_STRETCH = 4  # rows that are looked at together differ at most by this factor in length
 _SHORT = 64  # below this, lengths do not matter
-
-
-def state_bytes(num_slots: int, *, vocab_size: int, max_length: int) -> int:
-    """Return the bytes of the state of ``num_slots`` slots, the most it grows to when that is ``max_num_seqs``."""
-    return num_slots * (vocab_size + max_length) * torch.int32.itemsize
 
 
 class PenaltyRows(NamedTuple):
@@ -178,7 +172,7 @@ def _chunks(lengths: list[int]) -> tuple[tuple[int, int, int], ...]:
     chunks: list[tuple[int, int, int]] = []
     first = 0
     for i, length in enumerate(lengths):
-        too_large = (i + 1 - first) * length * _ELEMENT_BYTES > SCRATCH_BYTES
+        too_large = (i + 1 - first) * length * _ELEMENT_BYTES > PENALTY_SCRATCH_BYTES
         if i > first and (too_large or length > _MAX_STRETCH * max(lengths[first], _SHORT)):
             chunks.append((first, i, lengths[i - 1]))
             first = i

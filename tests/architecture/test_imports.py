@@ -43,7 +43,7 @@ def test_imports_without(wanted, banned):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("package", ["aserve.core", "aserve.scheduler"])
+@pytest.mark.parametrize("package", ["aserve.core", "aserve.scheduler", "aserve.planning"])
 def test_standard_library_only(modules, package):
     allowed = sys.stdlib_module_names | {"aserve"}
     checked = [module for module in modules if module.dotted.startswith(package)]

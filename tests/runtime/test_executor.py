@@ -21,10 +21,12 @@ from aserve.core.errors import ConfigError
 from aserve.core.model_spec import ModelSpec
 from aserve.core.request import FinishReason, Request, SamplingParams
 from aserve.core.step import INVALID_TOKEN, NewSequence, ScheduledSequence, StepPlan
+from aserve.planning.weights import num_parameters
 from aserve.runtime import kv_cache
 from aserve.runtime.executor import LocalExecutor, build_executor
 from aserve.runtime.loader import load_model
 from aserve.runtime.model_runner import ModelRunner
+from aserve.testing import tiny_llama
 from aserve_kernels import load
 
 MAX_TOKENS = 20
@@ -236,25 +238,36 @@ def test_capacity_and_defaults(make_executor: Any, caplog: pytest.LogCaptureFixt
         max_model_len=512,
         vocab_size=260,
     )
-    (record,) = [r for r in caplog.records if r.name.startswith("aserve.runtime")]
-    assert record.getMessage() == (
-        "loaded LlamaForCausalLM: 0.1 M parameters, float32 on cpu, cpu kernels; KV cache 16384 tokens (0.01 GiB), "
-        "32 sequences and 512 tokens per step, context 512"
+    loaded, table = [r.getMessage() for r in caplog.records if r.name == "aserve.runtime.executor"]
+    assert loaded == (
+        "loaded LlamaForCausalLM: 0.1 M parameters, float32 on cpu, cpu kernels; 32 sequences and 512 tokens per step, "
+        "context 512"
     )
+    assert "KV cache: 16,384 tokens in 1,024 blocks of 16, 512 bytes each" in table
+    assert capacity.memory is not None
+    assert capacity.memory.kv_cache == 16384 * 512
+    assert capacity.memory.total > capacity.memory.taken > 0
 
 
-def test_parameters_in_the_summary_are_those_of_the_checkpoint(
-    tiny_folder: Path, caplog: pytest.LogCaptureFixture, make_executor: Any
-) -> None:
-    from aserve.runtime.executor import _num_parameters
+def test_weights_in_the_table_are_what_loading_took(tmp_path: Path, make_executor: Any) -> None:
+    folder = tiny_llama(tmp_path, hidden_size=512, intermediate_size=4096, num_hidden_layers=3)
+    stored = (folder / "model.safetensors").stat().st_size
+    memory = make_executor(folder=folder).capacity.memory
+    assert stored * 0.9 < memory.weights < stored * 1.5
 
+
+def test_parameters_in_the_summary_are_those_of_the_checkpoint(tiny_folder: Path) -> None:
     weights = load_file(tiny_folder / "model.safetensors")
-    assert _num_parameters(ModelSpec.from_folder(tiny_folder)) == sum(w.numel() for w in weights.values())
+    assert num_parameters(ModelSpec.from_folder(tiny_folder)) == sum(w.numel() for w in weights.values())
 
 
 def test_a_cache_smaller_than_the_context_is_warned_of(make_executor: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert make_executor(kv_cache_tokens=100).capacity.max_length == 112
-    assert "the KV cache holds 112 tokens, less than the context of 512" in caplog.text
+    assert "the KV cache holds 112 tokens, so a request is limited to 112 tokens" in caplog.text
+    assert "set --kv-cache-tokens 512 for 512, or set --max-model-len 112 to make" in caplog.text
+    caplog.clear()
+    assert make_executor(kv_cache_tokens=512).capacity.max_length == 512
+    assert "limited" not in caplog.text
 
 
 @pytest.mark.parametrize(("max_model_len", "expected_len"), [(None, 512), (512, 512), (100, 100)])

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aserve.core.request import SamplingParams
 from aserve.core.step import INVALID_TOKEN, PENDING, NewSequence, ScheduledSequence, StepPlan
+from aserve.planning.activations import penalty_state_bytes
 from aserve.runtime import penalties
 from aserve.runtime.sampler import Sampled, Sampler
 from aserve.runtime.uniforms import uniforms
@@ -211,7 +212,7 @@ def test_more_penalised_sequences_than_the_state_was_made_for() -> None:
 @pytest.mark.parametrize("scratch", [0, 48 * 70, 2**20])
 def test_rows_of_very_different_lengths_are_penalised_apart(monkeypatch: pytest.MonkeyPatch, scratch: int) -> None:
     """Whatever memory there is for it; no row is looked at over the length of one much longer."""
-    monkeypatch.setattr(penalties, "SCRATCH_BYTES", scratch)
+    monkeypatch.setattr(penalties, "PENALTY_SCRATCH_BYTES", scratch)
     params = SamplingParams(max_tokens=9, temperature=0, repetition_penalty=2.0, presence_penalty=1.0)
     rng = np.random.default_rng(0)
     lengths = (3, 900, 5, 400, 60, 300, 4)
@@ -227,7 +228,7 @@ def test_rows_of_very_different_lengths_are_penalised_apart(monkeypatch: pytest.
 def test_no_row_is_looked_at_over_the_length_of_one_much_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert penalties._chunks([7]) == ((0, 1, 7),)
     assert penalties._chunks([2, 200, 250, 900, 1000, 4000]) == ((0, 3, 250), (3, 5, 1000), (5, 6, 4000))
-    monkeypatch.setattr(penalties, "SCRATCH_BYTES", 48 * 1000)
+    monkeypatch.setattr(penalties, "PENALTY_SCRATCH_BYTES", 48 * 1000)
     assert penalties._chunks([400, 500, 500, 1200]) == ((0, 2, 500), (2, 3, 500), (3, 4, 1200))
 
 
@@ -238,7 +239,7 @@ def test_the_state_of_penalties_grows_to_what_the_profile_reserves() -> None:
     for i in range(11):
         story = Story(i, params)
         run_step(sampler, [(story, story.row(i, 0, new=True))])
-    assert sampler.penalty_bytes == penalties.state_bytes(11, vocab_size=VOCAB, max_length=64)
+    assert sampler.penalty_bytes == penalty_state_bytes(11, vocab_size=VOCAB, max_length=64)
 
 
 def test_a_slot_forgets_its_last_sequence() -> None:

@@ -1,0 +1,100 @@
+"""Bytes that one largest step takes beside weights and KV, from the model's sizes.
+
+A mirror of the code in ``layers``, ``models`` and ``runtime``: which tensors are alive at the same moment, phase by
+phase. ``tests/planning`` counts the tensors of the real code for real sizes and compares. A server measures the same
+step on a GPU, and asks this module what a change of a limit would save; on a CPU this is its estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aserve.core.kv_layout import KVLayout
+from aserve.core.model_spec import ModelSpec
+from aserve.planning.limits import Limits
+
+MATMUL_WORKSPACE_BYTES = 32 * 2**20
+"""What cuBLAS takes at its first product on a Hopper GPU, through torch (``CUBLAS_WORKSPACE_CONFIG``)."""
+
+PENALTY_SCRATCH_BYTES = 32 * 2**20
+"""Most memory that applying penalties takes beside their state, a single row longer than that aside."""
+
+_FLOAT_BYTES = 4  # logits, attention's parts, the state of penalties
+_INDEX_BYTES = 8
+_MULTIPROCESSORS = 132  # of an H100 or H200; decode attention splits keys until it has two programs for each
+_MAX_SPLITS = 32
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """What is alive at the highest moment of each phase of a step; phases follow each other.
+
+    Attributes:
+        inputs: ids, positions, block tables: all the time.
+        attention: in an attention layer.
+        mlp: in a feed-forward layer.
+        head: from the last hidden states to sampled tokens and their log-probabilities.
+        penalties: their state when every sequence uses them, and the room to apply them: all the time.
+        workspace: of matrix products: all the time.
+    """
+
+    inputs: int
+    attention: int
+    mlp: int
+    head: int
+    penalties: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        """The peak."""
+        return self.inputs + self.penalties + self.workspace + max(self.attention, self.mlp, self.head)
+
+
+def penalty_state_bytes(num_seqs: int, *, vocab_size: int, max_length: int) -> int:
+    """Return the bytes of the penalties' state of so many sequences: counts by token, and the tokens themselves."""
+    return num_seqs * (vocab_size + max_length) * _FLOAT_BYTES
+
+
+def step_bytes(
+    spec: ModelSpec, limits: Limits, *, dtype_bytes: int, block_size: int, ranks: int = 1, on_gpu: bool = True
+) -> StepBytes:
+    """Return the bytes of the largest step that ``limits`` allow, on each of ``ranks`` devices."""
+    num_seqs = min(limits.max_num_seqs, limits.max_batch_tokens)
+    num_tokens = min(limits.max_batch_tokens, num_seqs * limits.max_model_len)
+    row = num_tokens * dtype_bytes
+    hidden = row * spec.hidden_size
+    heads, kv_heads = spec.num_heads // ranks, max(1, spec.num_kv_heads // ranks)
+    attended = row * heads * spec.head_dim
+    qkv = attended + row * 2 * kv_heads * spec.head_dim
+    splits = max(1, min(2 * _MULTIPROCESSORS // (num_seqs * kv_heads), _MAX_SPLITS))
+    parts = num_seqs * heads * splits * (spec.head_dim + 2) * _FLOAT_BYTES
+    activated = row * spec.intermediate_size // ranks
+    # The layer before still names the input of its successor: three hidden states live through every layer but one.
+    kept = (3 if spec.num_layers > 1 else 2) * hidden
+    logits = num_seqs * spec.vocab_size
+    # Sampling copies the logits where rows differ in what they ask: once without the broken rows, once only drawn rows.
+    copies = 3 if num_seqs > 1 else 2
+    selected = num_seqs * spec.hidden_size * dtype_bytes if num_seqs < num_tokens else 0
+    return StepBytes(
+        inputs=_input_bytes(
+            num_tokens,
+            num_seqs,
+            num_groups=len(KVLayout.of(spec.sliding_windows).groups),
+            table_width=-(-limits.max_model_len // block_size),
+        ),
+        attention=2 * hidden + qkv + attended + max(parts, hidden),
+        mlp=kept + activated + max(2 * activated, hidden),
+        head=hidden + selected + logits * max(_FLOAT_BYTES + dtype_bytes, copies * _FLOAT_BYTES),
+        penalties=PENALTY_SCRATCH_BYTES
+        + penalty_state_bytes(limits.max_num_seqs, vocab_size=spec.vocab_size, max_length=limits.max_model_len),
+        workspace=MATMUL_WORKSPACE_BYTES if on_gpu else 0,
+    )
+
+
+def _input_bytes(num_tokens: int, num_seqs: int, *, num_groups: int, table_width: int) -> int:
+    """Ids, positions, and per KV group places in the cache and block tables as wide as the longest request."""
+    by_token = (num_tokens * _INDEX_BYTES,) * 2 + (num_groups * num_tokens * _INDEX_BYTES,)
+    by_row = ((num_seqs + 1) * 4, num_seqs * 4, num_groups * num_seqs * table_width * 4)
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*by_token, *by_row))

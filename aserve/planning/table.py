@@ -1,0 +1,65 @@
+"""The table that the start of a server and ``aserve plan`` print: where the memory goes, and what requests fit.
+
+At most 80 columns. Called with what was sized; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aserve.core.capacity import Capacity
+from aserve.core.memory import MemoryUse
+from aserve.planning.sizes import show_size
+
+_NAME = 48
+
+
+def memory_table(memory: MemoryUse, capacity: Capacity, *, token_bytes: int) -> str:
+    """Return the lines; ``token_bytes`` is the KV of one token in the layers of one block."""
+    where = memory.device if memory.on_gpu else "host memory"
+    lines = [_row(f"memory of {where}", memory.total, memory.total)]
+    lines += [_row(f"  {name}", size, memory.total) for name, size in memory_rows(memory)]
+    if memory.host_kv:
+        lines.append(_row("host memory for KV that left the cache", memory.host_kv, 0))
+    return "\n".join([*lines, *_requests(capacity, token_bytes)])
+
+
+def memory_rows(memory: MemoryUse) -> Iterator[tuple[str, int]]:
+    """Name and bytes of everything on the device; together they are its whole memory."""
+    yield "weights", memory.weights
+    yield "activations and sampling of the largest step", memory.activations
+    if memory.on_gpu:
+        yield "CUDA graphs", memory.graphs
+    yield "KV cache", memory.kv_cache
+    yield "other processes" + (", driver and kernels" if memory.on_gpu else ""), memory.others
+    yield "left free", memory.unused
+
+
+def full_length_requests(capacity: Capacity) -> int:
+    """How many requests of the longest length run in parallel."""
+    return min(capacity.num_blocks // capacity.num_blocks_for(capacity.max_length), capacity.max_num_seqs)
+
+
+def _requests(capacity: Capacity, token_bytes: int) -> Iterator[str]:
+    yield (
+        f"KV cache: {capacity.num_kv_tokens:,} tokens in {capacity.num_blocks:,} blocks of {capacity.block_size}, "
+        f"{capacity.num_groups * token_bytes:,} bytes each"
+    )
+    if capacity.num_groups > 1 or capacity.windows != (None,):
+        yield f"KV groups: {_windows(capacity.windows)}; tokens behind a window make room for others"
+    limit = "the context" if capacity.max_length == capacity.max_model_len else "the KV cache is the limit"
+    yield f"longest request: {capacity.max_length:,} tokens, prompt and answer together ({limit})"
+    num_requests = full_length_requests(capacity)
+    full = " (--max-num-seqs)" if num_requests == capacity.max_num_seqs else ""
+    yield f"requests of that length in parallel: {num_requests:,}{full}"
+
+
+def _windows(windows: tuple[int | None, ...]) -> str:
+    counts = {window: windows.count(window) for window in windows}
+    names = {window: "the whole context" if window is None else f"a window of {window:,}" for window in counts}
+    return ", ".join(f"{count} with {names[window]}" for window, count in counts.items())
+
+
+def _row(name: str, size: int, total: int) -> str:
+    share = f"{100 * size / total:6.1f} %" if total else ""
+    return f"{name:{_NAME}.{_NAME}}{show_size(size):>12} {share}".rstrip()

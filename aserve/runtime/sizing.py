@@ -1,0 +1,143 @@
+"""What is measured before the KV cache is sized: the device, the weights on it, and the peak of the largest step.
+
+On a GPU all of it is measured. On a CPU the peak of a step is computed from the model's sizes: it is small there, and
+running one would take seconds. Turns the numbers into a ``Sizing``, which does the arithmetic. Called by the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from aserve.core.config import EngineConfig
+from aserve.core.errors import ConfigError
+from aserve.core.memory import MemoryUse
+from aserve.core.model_spec import ModelSpec
+from aserve.models.model import Model
+from aserve.planning.activations import step_bytes
+from aserve.planning.kv_elements import plain_elements
+from aserve.planning.kv_size import Sizing
+from aserve.planning.limits import Limits
+from aserve.planning.sizes import show_size
+from aserve.planning.weights import weight_bytes
+from aserve.runtime.host_memory import available_bytes, own_bytes, total_bytes
+from aserve.runtime.profiling import measure_gpu
+
+_DRIVER_BYTES = 2**30
+
+MemoryOf = Callable[[Limits], MemoryUse]
+
+
+def check_weights(spec: ModelSpec, dtype: torch.dtype, limits: Limits, device: torch.device) -> None:
+    """Raise ConfigError when the weights cannot fit the GPU: known from the config, before they are read."""
+    if device.type != "cuda":
+        return
+    needed = weight_bytes(spec, dtype_bytes=dtype.itemsize, max_model_len=limits.max_model_len).total
+    free, total = torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise too_large(needed, free=free, total=total, dtype_bytes=dtype.itemsize)
+
+
+def weights_do_not_fit(spec: ModelSpec, dtype: torch.dtype, limits: Limits, device: torch.device) -> ConfigError:
+    """The error for weights that ran out of memory although they should have fitted: others have taken it since."""
+    needed = weight_bytes(spec, dtype_bytes=dtype.itemsize, max_model_len=limits.max_model_len).total
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return too_large(needed, free=min(free, needed), total=total, dtype_bytes=dtype.itemsize)
+
+
+def too_large(needed: int, *, free: int, total: int, dtype_bytes: int) -> ConfigError:
+    """The error, with the smallest change that makes the weights fit, as far as there is one."""
+    message = (
+        f"the model's weights take {show_size(needed)}, but of the GPU's {show_size(total)} only {show_size(free)} are "
+        f"free; "
+    )
+    if dtype_bytes == 4 and needed / 2 <= free:
+        return ConfigError(message + "set --dtype bfloat16")
+    if needed <= total - _DRIVER_BYTES:
+        return ConfigError(message + "free what other programs hold")
+    return ConfigError(message + "use a smaller or a quantized model, or --device cpu")
+
+
+class HostMeter:
+    """How much memory of the host loading takes: made before the model, read after it."""
+
+    def __init__(self) -> None:
+        self._before = own_bytes()
+
+    def read(self, planned: int) -> int:
+        """Bytes that this process has allocated since; ``planned`` where the system cannot say."""
+        now = own_bytes()
+        return planned if now is None or self._before is None else max(0, now - self._before)
+
+
+def make_sizing(config: EngineConfig, model: Model, limits: Limits, host: HostMeter) -> Sizing:
+    """Measure. Raises ConfigError when not even one step fits beside the weights."""
+    spec, dtype = model.spec, model.ctx.dtype
+    on_gpu = model.ctx.device.type == "cuda"
+    measured = (_measure_gpu if on_gpu else _measure_host)(config, model, limits, host)
+    return Sizing(
+        cache=config.cache,
+        limits=limits,
+        spec=spec,
+        token_bytes=plain_elements(str(dtype).removeprefix("torch.")).token_bytes(spec),
+        memory_of=_under_other_limits(measured, config, spec, limits, dtype.itemsize),
+    )
+
+
+def _under_other_limits(
+    measured: MemoryUse, config: EngineConfig, spec: ModelSpec, limits: Limits, dtype_bytes: int
+) -> MemoryOf:
+    """What was measured, corrected by what the formula says about the difference of the limits."""
+
+    def computed(limits: Limits) -> int:
+        return step_bytes(
+            spec, limits, dtype_bytes=dtype_bytes, block_size=config.cache.block_size, on_gpu=measured.on_gpu
+        ).total
+
+    base = measured.activations - computed(limits)
+    return lambda other: replace(measured, activations=max(0, base + computed(other)))
+
+
+def _measure_gpu(config: EngineConfig, model: Model, limits: Limits, host: HostMeter) -> MemoryUse:
+    device = model.ctx.device
+    try:
+        measured = measure_gpu(model, limits, block_size=config.cache.block_size)
+    except torch.OutOfMemoryError as error:
+        planned = step_bytes(
+            model.spec, limits, dtype_bytes=model.ctx.dtype.itemsize, block_size=config.cache.block_size, on_gpu=True
+        )
+        free, total = torch.cuda.mem_get_info(device)
+        raise ConfigError(
+            f"a step of {limits.max_batch_tokens} tokens takes about {show_size(planned.total)}, which does not fit "
+            f"beside the model's weights: {show_size(free)} of {show_size(total)} are free; lower --max-batch-tokens "
+            f"or --max-num-seqs"
+        ) from error
+    return MemoryUse(
+        device=torch.cuda.get_device_name(device),
+        on_gpu=True,
+        total=measured.total,
+        others=measured.others,
+        weights=measured.weights,
+        activations=measured.activations,
+    )
+
+
+def _measure_host(config: EngineConfig, model: Model, limits: Limits, host: HostMeter) -> MemoryUse:
+    dtype_bytes = model.ctx.dtype.itemsize
+    planned = weight_bytes(model.spec, dtype_bytes=dtype_bytes, max_model_len=limits.max_model_len).total
+    step = step_bytes(
+        model.spec, limits, dtype_bytes=dtype_bytes, block_size=config.cache.block_size, on_gpu=False
+    ).total
+    available, total = available_bytes(), total_bytes()
+    weights = min(host.read(planned), total)
+    return MemoryUse(
+        device="the host",
+        on_gpu=False,
+        total=total,
+        others=max(0, total - available - weights),
+        weights=weights,
+        activations=step,
+    )
