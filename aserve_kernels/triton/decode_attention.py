@@ -12,9 +12,12 @@ compilation per model, whatever the lengths and the number of sequences.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from aserve_kernels.triton.attention_tile import Batch, Tiles, attend
 from aserve_kernels.triton.dependent_launch import let_next_start, overlaps, wait_for_previous
@@ -40,12 +43,14 @@ def _decode_kernel(
     acc_ptr,
     maximum_ptr,
     total_ptr,
+    out_ptr,
     tables_ptr,
     cu_seqlens_ptr,
     seq_lens_ptr,
     window,
     splits,
     q_stride,
+    out_stride,
     table_stride,
     block_stride,
     position_stride,
@@ -58,11 +63,13 @@ def _decode_kernel(
     CAP: tl.constexpr,
     TILE: tl.constexpr,
     WIDEN: tl.constexpr,
+    DIRECT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One split of the keys of one sequence with one query token, for one KV head.
 
     Writes acc [S, Hq, splits, D], maximum and total [S, Hq, splits], float32; nothing where the split has no keys.
+    DIRECT: there is one split, whose result is the output.
     """
     let_next_start(PDL)
     wait_for_previous(PDL)
@@ -75,7 +82,7 @@ def _decode_kernel(
     seq_len = tl.load(seq_lens_ptr + sequence)
     first, span = _first_and_span(seq_len, window, splits, TILE)
     low = first + split * span
-    if low >= seq_len:
+    if (low >= seq_len) & (not DIRECT):  # the only split of a sequence of no length has its zeros to write
         return
     high = tl.minimum(low + span, seq_len)
 
@@ -105,11 +112,16 @@ def _decode_kernel(
         TILE,
         WIDEN,
     )
-    num_heads = tl.num_programs(1) * GROUP
-    parts = (sequence.to(tl.int64) * num_heads + heads) * splits + split
-    tl.store(acc_ptr + (parts * D)[:, None] + channels[None, :], acc, mask=used)
-    tl.store(maximum_ptr + parts, maximum, mask=rows < GROUP)
-    tl.store(total_ptr + parts, total, mask=rows < GROUP)
+    if DIRECT:
+        out_row = out_ptr + start.to(tl.int64) * out_stride
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out_row + (heads * D)[:, None] + channels[None, :], result.to(out_ptr.dtype.element_ty), mask=used)
+    else:
+        num_heads = tl.num_programs(1) * GROUP
+        parts = (sequence.to(tl.int64) * num_heads + heads) * splits + split
+        tl.store(acc_ptr + (parts * D)[:, None] + channels[None, :], acc, mask=used)
+        tl.store(maximum_ptr + parts, maximum, mask=rows < GROUP)
+        tl.store(total_ptr + parts, total, mask=rows < GROUP)
 
 
 @triton.jit(do_not_specialize=["window", "splits"])
@@ -167,6 +179,21 @@ def _num_splits(num_programs: int, device: torch.device) -> int:
     return max(1, min(_WAVES * multiprocessors // num_programs, _MAX_SPLITS))
 
 
+class _Parts(NamedTuple):
+    """What the splits of each sequence and query head have summed: [S, Hq, splits, D] and twice [S, Hq, splits]."""
+
+    acc: Tensor
+    maximum: Tensor
+    total: Tensor
+
+    @classmethod
+    def empty(cls, num_seqs: int, num_heads: int, splits: int, head_dim: int, device: torch.device) -> _Parts:
+        acc = torch.empty((num_seqs, num_heads, splits, head_dim), dtype=torch.float32, device=device)
+        # Two tensors: halves of one would be aligned for some numbers of sequences only; alignment is compiled in.
+        maximum = torch.empty((num_seqs, num_heads, splits), dtype=torch.float32, device=device)
+        return cls(acc, maximum, torch.empty_like(maximum))
+
+
 def attend_decodes(batch: Batch) -> None:
     """Write the outputs of every sequence with one query token."""
     q, out, num_seqs = batch.q, batch.out, len(batch.seq_lens)
@@ -174,49 +201,52 @@ def attend_decodes(batch: Batch) -> None:
     _, num_heads, head_dim = q.shape
     tiles = _decode_tiles(batch.group, head_dim, q.dtype)
     splits = _num_splits(num_seqs * num_kv_heads, q.device)
-    acc = torch.empty((num_seqs, num_heads, splits, head_dim), dtype=torch.float32, device=q.device)
-    # Two tensors: halves of one would be aligned for some numbers of sequences only, and alignment is compiled in.
-    maximum = torch.empty((num_seqs, num_heads, splits), dtype=torch.float32, device=q.device)
-    total = torch.empty_like(maximum)
-    constants = batch.constants()
+    direct = splits == 1
+    parts = _Parts(out, out, out) if direct else _Parts.empty(num_seqs, num_heads, splits, head_dim, q.device)
     pdl = overlaps(q.device)
     _decode_kernel[(num_seqs, num_kv_heads, splits)](
         q,
         batch.k_cache,
         batch.v_cache,
-        acc,
-        maximum,
-        total,
+        *parts,
+        out,
         batch.block_tables,
         batch.cu_seqlens_q,
         batch.seq_lens,
         batch.window,
         splits,
         q.stride(0),
+        out.stride(0),
         *batch.strides(),
-        **constants,
+        **batch.constants(),
         BLOCK_M=tiles.block_m,
         TILE=tiles.tile,
+        DIRECT=direct,
+        PDL=pdl,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        PDL=pdl,
         launch_pdl=pdl,
     )
+    if not direct:
+        _join(batch, parts, splits, tiles.tile)
+
+
+def _join(batch: Batch, parts: _Parts, splits: int, tile: int) -> None:
+    num_seqs, num_heads, _, head_dim = parts.acc.shape
+    pdl = overlaps(batch.q.device)
     _join_kernel[(num_seqs, num_heads)](
-        acc,
-        maximum,
-        total,
-        out,
+        *parts,
+        batch.out,
         batch.cu_seqlens_q,
         batch.seq_lens,
         batch.window,
         splits,
-        out.stride(0),
+        batch.out.stride(0),
         D=head_dim,
-        BLOCK_D=constants["BLOCK_D"],
-        TILE=tiles.tile,
+        BLOCK_D=next_power_of_2(head_dim),
+        TILE=tile,
         MAX_SPLITS=_MAX_SPLITS,
-        num_warps=1,
         PDL=pdl,
+        num_warps=1,
         launch_pdl=pdl,
     )

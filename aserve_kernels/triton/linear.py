@@ -50,6 +50,17 @@ def _tile(num_rows: int, num_columns: int) -> Tile:
 
 
 @triton.jit
+def _store_row(
+    acc, token, bias_ptr, out_ptr, rows, num_rows, num_tokens, HAS_BIAS: tl.constexpr
+):  # acc [ROWS, COLUMNS]
+    result = tl.sum(acc, axis=1)
+    if HAS_BIAS:
+        result += tl.load(bias_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
+    stored = (rows < num_rows) & (token < num_tokens)
+    tl.store(out_ptr + token * num_rows + rows, result.to(out_ptr.dtype.element_ty), mask=stored)
+
+
+@triton.jit
 def _stream_kernel(
     x_ptr,
     weight_ptr,
@@ -65,37 +76,47 @@ def _stream_kernel(
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """ROWS outputs of every token; the next columns of the matrix are on their way while these are multiplied."""
+    """ROWS outputs of every token; the next columns of the matrix are on their way while these are multiplied.
+
+    TOKENS is 1, 2 or 4. Each token has sums of its own: one tensor of three dimensions would be laid out otherwise than
+    the matrix, and moved through shared memory in every round.
+    """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
-    tokens = tl.arange(0, TOKENS)
     there = (rows < num_rows)[:, None]
     weight_ptrs = weight_ptr + rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-    x_ptrs = x_ptr + tokens[:, None] * x_stride + columns[None, :]
     let_next_start(PDL)
-    weight = tl.load(
-        weight_ptrs, mask=there & (columns < num_columns)[None, :], other=0.0, eviction_policy="evict_first"
-    )
+    inside = there & (columns < num_columns)[None, :]
+    weight = tl.load(weight_ptrs, mask=inside, other=0.0, eviction_policy="evict_first")
     wait_for_previous(PDL)
-    acc = tl.zeros([TOKENS, ROWS, COLUMNS], tl.float32)
+    sums0 = tl.zeros([ROWS, COLUMNS], tl.float32)
+    sums1 = sums0
+    sums2 = sums0
+    sums3 = sums0
     for first in range(0, num_columns, COLUMNS):
-        later = first + COLUMNS
-        coming = tl.load(
-            weight_ptrs + later,
-            mask=there & (later + columns < num_columns)[None, :],
-            other=0.0,
-            eviction_policy="evict_first",
-        )
-        inside = (tokens < num_tokens)[:, None] & (first + columns < num_columns)[None, :]
-        x = tl.load(x_ptrs + first, mask=inside, other=0.0)
-        acc += weight.to(tl.float32)[None, :, :] * x.to(tl.float32)[:, None, :]
+        later = first + COLUMNS + columns
+        coming_ptrs = weight_ptrs + (first + COLUMNS)
+        inside = there & (later < num_columns)[None, :]
+        coming = tl.load(coming_ptrs, mask=inside, other=0.0, eviction_policy="evict_first")
+        w = weight.to(tl.float32)
+        x_ptrs = x_ptr + first + columns
+        used = first + columns < num_columns
+        sums0 += w * tl.load(x_ptrs, mask=used, other=0.0).to(tl.float32)[None, :]
+        if TOKENS > 1:
+            x = tl.load(x_ptrs + x_stride, mask=used & (num_tokens > 1), other=0.0)
+            sums1 += w * x.to(tl.float32)[None, :]
+        if TOKENS > 2:
+            x = tl.load(x_ptrs + 2 * x_stride, mask=used & (num_tokens > 2), other=0.0)
+            sums2 += w * x.to(tl.float32)[None, :]
+            x = tl.load(x_ptrs + 3 * x_stride, mask=used & (num_tokens > 3), other=0.0)
+            sums3 += w * x.to(tl.float32)[None, :]
         weight = coming
-    result = tl.sum(acc, axis=2)  # [TOKENS, ROWS]
-    if HAS_BIAS:
-        result += tl.load(bias_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)[None, :]
-    out_ptrs = out_ptr + tokens[:, None] * num_rows + rows[None, :]
-    inside = (tokens < num_tokens)[:, None] & (rows < num_rows)[None, :]
-    tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=inside)
+    _store_row(sums0, 0, bias_ptr, out_ptr, rows, num_rows, num_tokens, HAS_BIAS)
+    if TOKENS > 1:
+        _store_row(sums1, 1, bias_ptr, out_ptr, rows, num_rows, num_tokens, HAS_BIAS)
+    if TOKENS > 2:
+        _store_row(sums2, 2, bias_ptr, out_ptr, rows, num_rows, num_tokens, HAS_BIAS)
+        _store_row(sums3, 3, bias_ptr, out_ptr, rows, num_rows, num_tokens, HAS_BIAS)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
