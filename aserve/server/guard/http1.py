@@ -66,8 +66,12 @@ class GuardedHTTP1(H11Protocol):
         elif event.data:
             if self.connection.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL):  # pyright: ignore[reportPrivateImportUsage]
                 self._ahead += len(event.data)
-            self.connection.receive_data(event.data)
-            await self._handle_events()
+            data = event.data
+            if self.connection.their_state is h11.IDLE and not self.connection.trailing_data[0]:
+                data = data.lstrip(b"\r\n")  # empty lines before a request are to be ignored (RFC 9112, 2.2)
+            if data:
+                self.connection.receive_data(data)
+                await self._handle_events()
         elif self.stream is not None:
             await self.stream.handle(PeerLeft(stream_id=STREAM_ID))
 
@@ -118,8 +122,7 @@ class GuardedHTTP1(H11Protocol):
             if isinstance(event, h11.Request):
                 if not await self._speaks_http1(event):
                     return
-                if excess := self._excess(event):
-                    await self._refuse(431, "headers_too_large", excess)
+                if await self._refuses(event):
                     await self.send(Closed())
                     return
                 await self.send(Updated(idle=False))
@@ -130,6 +133,17 @@ class GuardedHTTP1(H11Protocol):
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
             else:  # needs data, or is paused behind the running request
                 return
+
+    async def _refuses(self, event: h11.Request) -> bool:
+        if excess := self._excess(event):
+            await self._refuse(431, "headers_too_large", excess)
+        elif {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+            # h11 lets chunks win; a proxy before us may not, and what it takes for a body would be a request here
+            message = "A request has a Content-Length or a Transfer-Encoding, not both (RFC 9112, 6.1)."
+            await self._refuse(400, "malformed_request", message)
+        else:
+            return False
+        return True
 
     def _excess(self, event: h11.Request) -> str | None:
         """What is too much about the headers; h11 looks only while they are incomplete."""
@@ -143,7 +157,11 @@ class GuardedHTTP1(H11Protocol):
     async def _speaks_http1(self, event: h11.Request) -> bool:
         """Raises H2ProtocolAssumedError for the preface of HTTP/2, which can only begin a connection."""
         if (event.method, event.target, event.http_version) != (b"PRI", b"*", b"2.0"):
-            return True
+            if event.http_version.startswith(b"1."):
+                return True
+            await self._refuse(505, "http_version_not_supported", "This is HTTP/1.1, or HTTP/2 by its preface.")
+            await self.send(Closed())
+            return False
         if self.keep_alive_requests == 0:
             raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
         await self._refuse(400, "malformed_request", "HTTP/2 can only begin a connection, not follow a request on it.")

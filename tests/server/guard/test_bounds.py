@@ -33,7 +33,7 @@ BOMB = b"x" * 4000
 
 
 async def test_too_many_headers() -> None:
-    async with serving() as running:
+    async with serving(keep_alive_timeout=9) as running:
         peer = await Peer.connect(running.port)
         await peer.get("/ok", *[f"X-{n}: a" for n in range(127)])
         assert await peer.until(b"ok") and peer.status == 200
@@ -49,7 +49,7 @@ async def test_too_many_headers() -> None:
 
 async def test_too_large_headers() -> None:
     """32 KiB on both protocols; HTTP/2 gives its connection up, since the block was never read as a whole."""
-    async with serving() as running:
+    async with serving(keep_alive_timeout=9) as running:
         peer = await Peer.connect(running.port)
         await peer.get("/ok", "X: " + "a" * 31000)
         assert await peer.until(b"ok") and peer.status == 200
@@ -110,7 +110,7 @@ async def test_flood_of_continuations() -> None:
 
 async def test_overlong_frame_is_refused_by_its_head() -> None:
     """16 MB are announced; nothing of them is taken."""
-    async with serving() as running:
+    async with serving(keep_alive_timeout=9) as running:
         peer = await H2Peer.connect(running.port)
         await peer.send(b"\xff\xff\xff\x00\x00\x00\x00\x00\x01")
         assert await peer.closed() and peer.goaway_code == ErrorCodes.FRAME_SIZE_ERROR
@@ -158,7 +158,7 @@ async def test_flood_of_frames_that_carry_nothing(name: str) -> None:
 
 async def test_rapid_reset_is_ended() -> None:
     """CVE-2023-44487: few of 10,000 streams reach an app, none of those stays, the connection is ended."""
-    async with serving() as running:
+    async with serving(keep_alive_timeout=9) as running:
         peer = await H2Peer.connect(running.port)
         for _ in range(100):
             for _ in range(100):
@@ -170,7 +170,7 @@ async def test_rapid_reset_is_ended() -> None:
         await peer.closed()
         assert peer.goaway_code == ErrorCodes.ENHANCE_YOUR_CALM
         assert len(running.app.seen) <= 1001
-        assert await running.quiet() and await running.unconnected()
+        assert await running.quiet(20) and await running.unconnected(20)
 
 
 async def test_busy_clients_are_never_too_lively() -> None:
