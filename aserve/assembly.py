@@ -68,7 +68,7 @@ async def open_engine(
     load_tokenizer = partial(Tokenizer.load, folder, chat_template=model.chat_template)
     tokenizer = await run_sync(load_tokenizer)  # not abandoned: a second at most, and native code at exit would abort
     async with run_engine(
-        executor_factory=partial(_build_executor, config, folder, progress),
+        executor_factory=partial(_build_executor, config, folder, progress, cache),
         tokenizer=tokenizer,
         config=config,
         model_names=model.served_model_name or (_name_of(model.model),),
@@ -91,10 +91,10 @@ def _announced(model: str, progress: Progress | None) -> Progress:
     return report
 
 
-def _build_executor(config: EngineConfig, folder: Path, progress: Progress | None) -> StepExecutor:
+def _build_executor(config: EngineConfig, folder: Path, progress: Progress | None, cache: Path) -> StepExecutor:
     from aserve.runtime.executor import build_executor  # brings torch: 1.6 s on two cores
 
-    return build_executor(config, folder, progress=progress)
+    return build_executor(config, folder, progress=progress, cache_dir=cache)
 
 
 def _name_of(model: str) -> str:

@@ -6,6 +6,7 @@ Called once, by ``build_executor``; nothing else asks what hardware there is.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import torch
 
@@ -61,8 +62,11 @@ def has_cpu_bfloat16() -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def choose_kernels(config: ModelConfig, device: torch.device) -> KernelSet:
-    """Load a kernel set. Raises ConfigError when it cannot run on the device or is not installed."""
+def choose_kernels(config: ModelConfig, device: torch.device, cache_dir: Path | None = None) -> KernelSet:
+    """Load a kernel set, which may keep what it compiles under ``cache_dir``.
+
+    Raises ConfigError when it cannot run on the device or is not installed.
+    """
     name = config.kernels
     if name == "auto":
         name = "triton" if device.type == "cuda" else "cpu"
@@ -70,7 +74,7 @@ def choose_kernels(config: ModelConfig, device: torch.device) -> KernelSet:
     if wanted != device.type:
         raise ConfigError(f"--kernels {name} runs on {wanted} only, not on {device.type}; leave the flag out")
     try:
-        return aserve_kernels.load(name)
+        return aserve_kernels.load(name, cache_dir)
     except ImportError as error:
         raise ConfigError(f"--kernels {name} cannot be loaded: {error}; --kernels reference always works") from error
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from aserve.core.capacity import Capacity
-from aserve.core.config import EngineConfig
+from aserve.core.config import CacheConfig, EngineConfig
 from aserve.core.errors import ConfigError
 from aserve.core.step import StepPlan, StepResult
 from aserve.models.model import Model
@@ -26,6 +26,7 @@ from aserve.planning.weights import num_parameters
 from aserve.runtime import kv_cache
 from aserve.runtime.device import choose_device, choose_dtype, choose_kernels, choose_num_threads
 from aserve.runtime.host_memory import available_bytes
+from aserve.runtime.host_tier import HostTier, count_host_blocks
 from aserve.runtime.loader import load_model, read_spec
 from aserve.runtime.model_runner import LaunchedStep, ModelRunner
 from aserve.runtime.sizing import HostMeter, check_weights, make_sizing, weights_do_not_fit
@@ -41,8 +42,12 @@ class LocalExecutor:
     So on the CPU, too, two steps may be submitted, and the tokens of the first never wait for the second.
     """
 
-    def __init__(self, runner: ModelRunner, capacity: Capacity, *, lazy: bool) -> None:
+    def __init__(
+        self, runner: ModelRunner, capacity: Capacity, *, lazy: bool, host_tier: HostTier | None = None
+    ) -> None:
+        """``host_tier`` has ``capacity.num_host_blocks`` blocks; None if there are none."""
         self._runner: ModelRunner | None = runner
+        self._host_tier = host_tier
         self._capacity = capacity
         self._lazy = lazy
         self._unread: deque[StepPlan | LaunchedStep] = deque()
@@ -53,43 +58,57 @@ class LocalExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         """Start a step without waiting for its result; at most ``capacity.max_in_flight`` may be unread."""
-        assert self._runner is not None, "the executor is closed"
         assert len(self._unread) < self._capacity.max_in_flight, "too many steps submitted and not waited for"
-        self._unread.append(plan if self._lazy else self._runner.launch(plan))
+        self._unread.append(plan if self._lazy else self._launch(plan))
 
     def wait(self) -> StepResult:
         """Return the result of the oldest step not yet waited for; blocks."""
         assert self._runner is not None, "the executor is closed"
         step = self._unread.popleft()
         if isinstance(step, StepPlan):
-            step = self._runner.launch(step)
+            step = self._launch(step)
         return step.result()
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
+        assert self._runner is not None, "the executor is closed"
+        if plan.saves or plan.restores:
+            assert self._host_tier is not None, "the plan copies to host blocks that the capacity does not have"
+            self._host_tier.copy(plan)
+        return self._runner.launch(plan)
 
     def close(self) -> None:
         """Release the model and the KV cache. Idempotent."""
         self._unread.clear()
         self._runner = None
+        if self._host_tier is not None:
+            self._host_tier.close()
+            self._host_tier = None
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
 
 def build_executor(
-    config: EngineConfig, folder: Path, *, progress: Callable[[int, int], None] | None = None
+    config: EngineConfig,
+    folder: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    cache_dir: Path | None = None,
 ) -> LocalExecutor:
     """Load the model in ``folder``, size and allocate its KV cache, and log where the memory went.
 
-    ``progress`` is told of (bytes loaded, bytes in all). Raises ConfigError for settings that contradict the model or
-    the machine, ModelLoadError for a checkpoint that cannot be used.
+    ``progress`` is told of (bytes loaded, bytes in all); what kernels compile is kept under ``cache_dir``.
+    Raises ConfigError for settings that contradict the model or the machine, ModelLoadError for a checkpoint that
+    cannot be used.
     """
     device = choose_device(config.model)
-    kernels = choose_kernels(config.model, device)
+    kernels = choose_kernels(config.model, device, cache_dir)
     spec = read_spec(folder)
     dtype = choose_dtype(config.model, spec.dtype, device)
     limits = Limits.of(config, spec, on_gpu=device.type == "cuda")
     _check_slots(limits, config.cache.block_size, available_bytes())
     num_threads = choose_num_threads(config.model, device, num_parameters(spec) * dtype.itemsize)
     if num_threads is not None:
-        torch.set_num_threads(num_threads)  # for OpenMP this is a setting of the calling thread: the one that steps
+        kernels.use_threads(num_threads, dtype)  # on this thread, which is the one that steps
     check_weights(spec, dtype, limits, device)
     host = HostMeter()
     with torch.inference_mode():
@@ -110,6 +129,9 @@ def build_executor(
         caches = kv_cache.allocate(
             model.spec, num_blocks=capacity.num_blocks, block_size=capacity.block_size, dtype=dtype, device=device
         )
+        host_tier = _allocate_host_tier(config.cache, caches, sizing.block_bytes)
+        if host_tier is not None:
+            capacity = host_tier.extend(capacity)
         try:
             runner = ModelRunner(model, caches, capacity)
         except MemoryError:
@@ -117,7 +139,13 @@ def build_executor(
         if device.type == "cuda" and config.model.cuda_graphs:
             runner.capture_graphs(capacity)
     _log_summary(model, sizing, capacity)
-    return LocalExecutor(runner, capacity, lazy=device.type == "cpu")
+    return LocalExecutor(runner, capacity, lazy=device.type == "cpu", host_tier=host_tier)
+
+
+def _allocate_host_tier(config: CacheConfig, caches: kv_cache.KvCaches, block_bytes: int) -> HostTier | None:
+    """Return the memory that --host-cache-memory asks for. Raises ConfigError when it is not there."""
+    num_blocks = count_host_blocks(config.host_cache_memory, block_bytes=block_bytes, available=available_bytes())
+    return HostTier(caches, num_blocks) if num_blocks else None
 
 
 def _check_slots(limits: Limits, block_size: int, available: int) -> None:
@@ -139,7 +167,7 @@ def _log_summary(model: Model, sizing: Sizing, capacity: Capacity) -> None:
     _log.info(
         "loaded %s: %.1f M parameters, %s on %s, %s kernels; %d sequences and %d tokens per step, context %d",
         spec.architecture, num_parameters(spec) / 1e6, str(ctx.dtype).removeprefix("torch."), ctx.device,
-        ctx.kernels.name, capacity.max_num_seqs, capacity.max_batch_tokens, capacity.max_model_len,
+        ctx.kernels.description, capacity.max_num_seqs, capacity.max_batch_tokens, capacity.max_model_len,
     )  # fmt: skip
     if capacity.memory is not None:
         _log.info("where the memory goes:\n%s", memory_table(capacity.memory, capacity, token_bytes=sizing.token_bytes))

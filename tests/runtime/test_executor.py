@@ -239,9 +239,11 @@ def test_capacity_and_defaults(make_executor: Any, caplog: pytest.LogCaptureFixt
         vocab_size=260,
     )
     loaded, table = [r.getMessage() for r in caplog.records if r.name == "aserve.runtime.executor"]
+    kernels = load("cpu").description
+    assert kernels.startswith("cpu (")  # and in what form: C or torch
     assert loaded == (
-        "loaded LlamaForCausalLM: 0.1 M parameters, float32 on cpu, cpu kernels; 32 sequences and 512 tokens per step, "
-        "context 512"
+        f"loaded LlamaForCausalLM: 0.1 M parameters, float32 on cpu, {kernels} kernels; 32 sequences and 512 tokens "
+        "per step, context 512"
     )
     assert "KV cache: 16,384 tokens in 1,024 blocks of 16, 512 bytes each" in table
     assert capacity.memory is not None
