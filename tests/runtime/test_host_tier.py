@@ -1,0 +1,112 @@
+"""Blocks to host memory and back: what they hold survives, in the order of plans, in few operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aserve.core.errors import ConfigError
+from aserve.core.step import BlockCopy, StepPlan
+from aserve.runtime.host_tier import HostTier, count_host_blocks
+from aserve.runtime.kv_cache import KvCaches
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LAYERS, BLOCKS = 3, 40
+
+
+def make_caches(device: str, dtype: torch.dtype = torch.float32) -> KvCaches:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(
+        (
+            torch.randn(BLOCKS, 4, 2, 3, generator=generator).to(device, dtype),
+            torch.randn(BLOCKS, 4, 2, 3, generator=generator).to(device, dtype),
+        )
+        for _ in range(LAYERS)
+    )
+
+
+def copies(pairs: Sequence[tuple[int, int]]) -> tuple[BlockCopy, ...]:
+    return tuple(BlockCopy(*pair) for pair in pairs)
+
+
+def contents(caches: KvCaches, block_id: int) -> torch.Tensor:
+    return torch.stack([cache[block_id] for pair in caches for cache in pair]).cpu()
+
+
+def spoil(caches: KvCaches, block_ids: Sequence[int]) -> None:
+    for pair in caches:
+        for cache in pair:
+            cache[list(block_ids)] = float("nan")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("staged", [1, 3, 100])
+def test_what_was_saved_comes_back_wherever_it_goes(device: str, dtype: torch.dtype, staged: int) -> None:
+    caches = make_caches(device, dtype)
+    block_bytes = LAYERS * 2 * 4 * 2 * 3 * dtype.itemsize
+    tier = HostTier(caches, 20, staging_bytes=staged * block_bytes)
+    before = {n: contents(caches, n) for n in range(BLOCKS)}
+    saved = [(5, 19), (39, 0), (7, 2), (0, 1), (12, 3), (30, 11), (31, 10)]
+    tier.copy(StepPlan(0, (), copies(saved)))
+    spoil(caches, [block for block, _ in saved])
+    targets = [3, 39, 5, 20, 0, 12, 31]
+    restored = [(target, slot) for target, (_, slot) in zip(targets, saved, strict=True)]
+    tier.copy(StepPlan(1, (), (), copies(restored)))
+    for target, (block, _) in zip(targets, saved, strict=True):
+        assert torch.equal(contents(caches, target), before[block])
+    for untouched in set(range(BLOCKS)) - set(targets) - {block for block, _ in saved}:
+        assert torch.equal(contents(caches, untouched), before[untouched])
+    tier.close()
+    tier.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_plan_saves_before_it_restores(device: str) -> None:
+    caches = make_caches(device)
+    tier = HostTier(caches, 4)
+    first, second = contents(caches, 1), contents(caches, 2)
+    tier.copy(StepPlan(0, (), copies([(1, 0)])))
+    tier.copy(StepPlan(1, (), copies([(2, 1)]), copies([(2, 0), (9, 1)])))  # block 2 leaves, and gets another's
+    assert torch.equal(contents(caches, 2), first)
+    assert torch.equal(contents(caches, 9), second)
+    tier.copy(StepPlan(2, (), copies([(9, 0)]), copies([(3, 0)])))  # a slot that is used again
+    assert torch.equal(contents(caches, 3), second)
+    tier.close()
+
+
+class CountOperations(TorchDispatchMode):
+    """Counts what reaches torch, views aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ in ("copy_", "index_select", "index_copy_", "index_copy")
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_number_of_operations_does_not_grow_with_the_number_of_blocks() -> None:
+    caches = make_caches("cpu")
+    tier = HostTier(caches, 30)
+    counts = []
+    for size in (1, 30):
+        pairs = copies([(n, n) for n in range(size)])
+        with CountOperations() as operations:
+            tier.copy(StepPlan(0, (), pairs, pairs))
+        counts.append(operations.count)
+    assert counts[0] == counts[1] == 2 * (2 * LAYERS + 1)
+
+
+def test_the_flag_says_how_many_blocks() -> None:
+    assert count_host_blocks(None, block_bytes=1000, available=0) == 0
+    assert count_host_blocks("1MiB", block_bytes=1000, available=2**20) == 1048
+    with pytest.raises(ConfigError, match=r"--host-cache-memory 1KiB holds no KV block; set at least .* 2KiB"):
+        count_host_blocks("1KiB", block_bytes=2000, available=2**30)
+    with pytest.raises(ConfigError, match=r"--host-cache-memory 2GiB is more than the 1024 MiB of host memory"):
+        count_host_blocks("2GiB", block_bytes=2000, available=2**30)
