@@ -61,6 +61,7 @@ class BatchBuilder:
         self._device = device
         num_slots = capacity.max_num_seqs
         self._tables = np.zeros((capacity.num_groups, num_slots, capacity.table_width), np.int32)
+        self._flat_tables = self._tables.reshape(capacity.num_groups, -1)
         self._has_window = [window is not None for window in capacity.windows]
         self._num_blocks = [0] * num_slots  # entries of a slot's table, in every group
         self._last_tokens = torch.zeros(capacity.max_num_seqs, dtype=torch.int64, device=device)
@@ -77,7 +78,8 @@ class BatchBuilder:
         row_of = np.repeat(np.arange(num_rows), lengths)
         positions = np.arange(num_tokens) + (starts - bounds[:-1])[row_of]
         pages, places = np.divmod(positions, self._block_size)
-        slot_mapping = self._tables[:, slots[row_of], pages] * np.int64(self._block_size) + places
+        entries = slots[row_of] * self._tables.shape[2] + pages
+        slot_mapping = self._flat_tables.take(entries, axis=1) * np.int64(self._block_size) + places
         seq_lens = starts + lengths
         max_seq_len = int(seq_lens.max())
         tables = self._tables[:, :, : -(-max_seq_len // self._block_size)].take(slots, axis=1)

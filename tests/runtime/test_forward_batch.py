@@ -124,6 +124,7 @@ def test_each_group_has_its_tables() -> None:
         slot_mapping, block_table = batch.groups[group]
         assert torch.equal(slot_mapping, batch.slot_mapping[group])
         assert torch.equal(block_table, batch.block_tables[group])
+        assert slot_mapping.is_contiguous()
         assert block_table.is_contiguous()
 
 
