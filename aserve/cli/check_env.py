@@ -62,8 +62,8 @@ def look() -> Environment:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=_memory_bytes(),
         packages={name: _version(name) for name in PACKAGES},
-        torch=_torch(),
         cache=_cache(env.cache_folder()),
+        torch=_torch(env.cache_folder()),
         variables={name: value for name, value in env.known().items() if value is not None},
     )
 
@@ -82,9 +82,12 @@ def _memory_bytes() -> int | None:
         return None
 
 
-def _torch() -> dict[str, Any]:
+def _torch(cache_dir: Path) -> dict[str, Any]:
+    """What torch is and finds, and in which form the CPU's kernels are here; they are compiled if they never were."""
     try:
         import torch
+
+        from aserve_kernels import load
     except (ImportError, OSError) as error:  # OSError: a shared library of another machine
         return {"error": f"torch cannot be imported: {' '.join(str(error).split())}"}
     cuda: Any = torch.cuda  # its types are partly unknown
@@ -98,6 +101,7 @@ def _torch() -> dict[str, Any]:
         ],
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "cpu_kernels": load("cpu", cache_dir).form,
     }
 
 
@@ -120,6 +124,7 @@ def _text(environment: Environment) -> str:
         ("python", f"{environment.python} ({environment.executable})"),
         ("machine", f"{environment.cores} cores, {_gib(environment.memory_bytes)} memory"),
         ("torch", torch.get("error") or f"{torch['version']}, {torch['threads']} threads, {torch['cpu_capability']}"),
+        *(("CPU kernels", torch[key]) for key in ("cpu_kernels",) if key in torch),
         *(("GPU", f"{d['name']}, {_gib(d['memory_bytes'])}") for d in torch.get("devices", ())),
         (
             "cache",
@@ -131,8 +136,8 @@ def _text(environment: Environment) -> str:
         *(("package", f"{name} {found or 'is not installed'}") for name, found in environment.packages.items()),
     ]
     if not torch.get("devices") and "error" not in torch:
-        lines.insert(4, ("GPU", "none that this torch can use"))
-    return "\n".join(f"{name:10} {text}" for name, text in lines)
+        lines.insert(5, ("GPU", "none that this torch can use"))
+    return "\n".join(f"{name:11} {text}" for name, text in lines)
 
 
 def _gib(size: int | None) -> str:

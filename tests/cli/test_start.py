@@ -58,6 +58,14 @@ def test_check_env(capsys, monkeypatch, tmp_path):
     text = capsys.readouterr().out
     assert "secret" not in text
     assert str(tmp_path / "cache") in text
+    assert f"CPU kernels {found['torch']['cpu_kernels']}" in text
+
+
+def test_check_env_says_why_the_cpu_kernels_are_not_compiled(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("ASERVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["check-env"]) == 0
+    assert "CPU kernels torch; no C compiler" in capsys.readouterr().out
 
 
 def test_python_dash_m():
