@@ -24,7 +24,7 @@ from aserve_kernels.triton.dependent_launch import let_next_start, overlaps, wai
 from aserve_kernels.triton.sizes import next_power_of_2
 
 _MAX_SPLITS = 32
-_WAVES = 2  # programs per multiprocessor to aim for
+_WAVES = 4  # programs per multiprocessor to aim for
 
 
 @triton.jit
@@ -170,7 +170,8 @@ def _decode_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
     rows = max(16, next_power_of_2(group))
     if dtype == torch.float32:
         return Tiles(rows, 16 if head_dim > 128 else 32, num_warps=8, num_stages=2)
-    return Tiles(rows, 32 if head_dim > 128 else 64, num_warps=4, num_stages=3)
+    # 3.8 to 4.3 TB/s for 32 sequences of 4k to 32k (H200); with four warps 2 % less, with two waves 10 to 20 % less
+    return Tiles(rows, 32 if head_dim > 128 else 64, num_warps=2, num_stages=3)
 
 
 def _num_splits(num_programs: int, device: torch.device) -> int:
