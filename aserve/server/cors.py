@@ -8,7 +8,7 @@ from __future__ import annotations
 from aserve.server.asgi import RawHeaders, RequestHead
 
 _EXPOSED = (b"access-control-expose-headers", b"x-request-id, retry-after")
-_DEFAULT_HEADERS = b"authorization, content-type, x-request-id, x-request-timeout"
+_DEFAULT_HEADERS = b"authorization, content-type, x-request-id, x-request-timeout, x-queue-timeout, x-idle-timeout"
 
 
 class Cors:

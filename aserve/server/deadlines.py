@@ -126,11 +126,17 @@ class Deadlines:
                 (self._started_s + limits.queue_s, QueueTimeoutError(text, retry_after_s=self._retry_after_s()))
             )
             dues.append((now_s + limits.idle_s, None))  # may begin at any moment, and be idle from then on
-        running = [timed for timed in self._timed if timed.begun_s is not None and not timed.is_complete]
-        if running:
-            since_s = min(timed.last_token_s or timed.begun_s or now_s for timed in running)
+        silent_since_s = [since_s for timed in self._timed if (since_s := _silent_since_s(timed)) is not None]
+        if silent_since_s:
             text = f"no token came for {limits.idle_s:g} s, which is this request's limit"
-            dues.append((since_s + limits.idle_s, IdleTimeoutError(text)))
+            dues.append((min(silent_since_s) + limits.idle_s, IdleTimeoutError(text)))
         elif self._timed:
             dues.append((now_s + limits.idle_s, None))
         return min(dues, key=lambda due: due[0])
+
+
+def _silent_since_s(timed: Timed) -> float | None:
+    """When it last gave a sign; None if it need not: it waits, or is complete."""
+    if timed.begun_s is None or timed.is_complete:
+        return None
+    return timed.begun_s if timed.last_token_s is None else timed.last_token_s

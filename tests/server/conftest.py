@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -10,6 +12,7 @@ from functools import partial
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from aserve.core.capacity import Capacity
@@ -34,6 +37,43 @@ def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     write_byte_tokenizer(folder)
     return Tokenizer.load(folder)
+
+
+class Gate:
+    """Lets the step thread through one step at a time, when the test says so."""
+
+    def __init__(self):
+        self._permits = threading.Semaphore(0)
+        self._is_open = False
+
+    def release(self, steps=1):
+        self._permits.release(steps)
+
+    def open(self):
+        self._is_open = True
+
+    def __call__(self):
+        while not self._is_open and not self._permits.acquire(timeout=0.02):
+            pass
+
+
+class GatedExecutor(FakeExecutor):
+    """Its steps are over when the gate lets them through."""
+
+    def __init__(self, capacity, *, gate, **options):
+        super().__init__(capacity, **options)
+        self._gate = gate
+
+    def wait(self):
+        self._gate()
+        return super().wait()
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open()
 
 
 @dataclass
@@ -144,6 +184,7 @@ class Exchange:
 @dataclass
 class Client:
     app: App
+    limit_s: float = 30
 
     def scope(self, method, path, headers=None, **changes):
         raw = [(k.lower().encode(), v.encode("latin-1")) for k, v in (headers or {}).items()]
@@ -164,7 +205,7 @@ class Client:
         }
 
     async def run(self, exchange, method, path, headers=None, **changes):
-        with anyio.fail_after(30):
+        with anyio.fail_after(self.limit_s):
             await self.app(self.scope(method, path, headers, **changes), exchange.receive, exchange.send)
 
     async def request(self, method, path, body=b"", headers=None, *, chunks=None, **changes):
@@ -188,6 +229,18 @@ class Client:
     async def complete(self, prompt="abc", **fields):
         return await self.post(COMPLETIONS, {"model": "M", "prompt": prompt, "temperature": 0, **fields})
 
+    async def until(self, condition):
+        """Wait in real time, whatever clock the event loop has."""
+        for _ in range(4000):
+            if condition():
+                return
+            await anyio.to_thread.run_sync(time.sleep, 0.005)
+        raise AssertionError("it did not come to that")
+
+    async def submitted(self, count):
+        """Wait until the engine has so many unfinished sequences."""
+        await self.until(lambda: self.app.slot.engine._router.num_unfinished == count)
+
     async def settled(self):
         """Wait until the engine holds nothing any more."""
         engine = self.app.slot.engine
@@ -205,14 +258,19 @@ def serving(tokenizer):
     """
 
     @asynccontextmanager
-    async def open_client(*, server=None, max_queue=100, tokenizer=tokenizer, **options):
+    async def open_client(*, server=None, max_queue=100, tokenizer=tokenizer, gate=None, **options):
         fake = {k: options.pop(k) for k in ("next_token", "fail_at_step", "step_s") if k in options}
         config = EngineConfig(model=ModelConfig(model="fake"), scheduler=SchedulerConfig(max_queue=max_queue))
-        factory = partial(FakeExecutor, replace(CAPACITY, **options), **fake)
+        kind = FakeExecutor if gate is None else partial(GatedExecutor, gate=gate)
+        factory = partial(kind, replace(CAPACITY, **options), **fake)
         async with run_engine(
             executor_factory=factory, tokenizer=tokenizer, config=config, model_names=("M", "org/M2")
         ) as engine:
-            yield Client(App(EngineSlot(engine), ServerConfig(**(server or {}))))
+            try:
+                yield Client(App(EngineSlot(engine), ServerConfig(**(server or {}))))
+            finally:
+                if gate is not None:
+                    gate.open()
 
     return open_client
 

@@ -1,0 +1,225 @@
+"""The three time limits in virtual time: alone, and over an engine whose steps the test releases."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+from trio.testing import MockClock
+
+from aserve.core.config import ServerConfig
+from aserve.core.errors import DeadlineExceededError, IdleTimeoutError, InvalidRequestError, QueueTimeoutError
+from aserve.server.asgi import RequestHead
+from aserve.server.deadlines import Deadlines, TimeLimits
+
+pytestmark = pytest.mark.anyio
+
+COMPLETIONS = "/v1/completions"
+JSON = {"content-type": "application/json"}
+
+
+class Timed:
+    """What a generation tells of itself; the test turns it."""
+
+    def __init__(self, begun_s=None, last_token_s=None):
+        self.begun_s, self.last_token_s, self.is_complete = begun_s, last_token_s, False
+
+
+async def ended_by(limits, *timed, then=()):
+    """The error and its time; ``then`` are (seconds, change) pairs."""
+    came = []
+    deadlines = Deadlines(TimeLimits(**limits), 0.0, retry_after_s=lambda: 7.0)
+    for each in timed:
+        deadlines.watch(each)
+
+    async with anyio.create_task_group() as tasks:
+
+        async def run():
+            await deadlines.run(lambda error: came.append((type(error), anyio.current_time(), error.retry_after_s)))
+            tasks.cancel_scope.cancel()
+
+        async def change():
+            for second, action in then:
+                await anyio.sleep(second - anyio.current_time())
+                action()
+            await anyio.sleep(1000)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(run)
+        tasks.start_soon(change)
+    return came
+
+
+@pytest.fixture
+def anyio_backend():
+    return "trio", {"clock": MockClock(autojump_threshold=0)}
+
+
+def says(timed, **values):
+    return lambda: [setattr(timed, name, value) for name, value in values.items()]
+
+
+class TestAlone:
+    async def test_no_limits(self):
+        assert await ended_by({}, Timed()) == []
+
+    async def test_all_in_all(self):
+        assert await ended_by({"total_s": 30, "queue_s": 40, "idle_s": 50}) == [(DeadlineExceededError, 30, None)]
+
+    async def test_the_queue(self):
+        assert await ended_by({"queue_s": 5}, Timed()) == [(QueueTimeoutError, 5, 7.0)]
+
+    async def test_encoding_the_prompt_counts_as_queue(self):
+        assert await ended_by({"queue_s": 5}) == [(QueueTimeoutError, 5, 7.0)]
+
+    async def test_one_of_several_prompts_still_waits(self):
+        assert await ended_by({"queue_s": 5}, Timed(begun_s=1.0), Timed()) == [(QueueTimeoutError, 5, 7.0)]
+
+    async def test_what_has_begun_has_left_the_queue(self):
+        timed = Timed()
+        assert await ended_by({"queue_s": 5}, timed, then=[(4, says(timed, begun_s=4.0))]) == []
+
+    async def test_silence_before_the_first_token(self):
+        timed = Timed()
+        came = await ended_by({"idle_s": 10}, timed, then=[(100, says(timed, begun_s=100.0))])
+        assert came == [(IdleTimeoutError, 110, None)]
+
+    async def test_silence_between_tokens(self):
+        timed = Timed(begun_s=0.0)
+        tokens = [(second, says(timed, last_token_s=float(second))) for second in (3, 12, 20)]
+        assert await ended_by({"idle_s": 10}, timed, then=tokens) == [(IdleTimeoutError, 30, None)]
+
+    async def test_silence_of_one_prompt_among_several(self):
+        busy, silent = Timed(begun_s=0.0), Timed(begun_s=0.0, last_token_s=5.0)
+        tokens = [(second, says(busy, last_token_s=float(second))) for second in range(2, 40, 2)]
+        assert await ended_by({"idle_s": 10}, busy, silent, then=tokens) == [(IdleTimeoutError, 15, None)]
+
+    async def test_what_is_complete_is_not_idle(self):
+        timed = Timed(begun_s=0.0, last_token_s=1.0)
+        assert await ended_by({"idle_s": 10}, timed, then=[(2, says(timed, is_complete=True))]) == []
+
+
+HEADERS = {"total_s": "x-request-timeout", "queue_s": "x-queue-timeout", "idle_s": "x-idle-timeout"}
+SETTINGS = {"total_s": "request_timeout_s", "queue_s": "queue_timeout_s", "idle_s": "idle_timeout_s"}
+
+
+def limits_of(settings, headers):
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    head = RequestHead(method="POST", path="/", headers=raw, http_version="1.1", request_id="r")
+    return TimeLimits.of(ServerConfig(**settings), head)
+
+
+@pytest.mark.parametrize("which", HEADERS)
+async def test_the_shorter_of_server_and_client_counts(which):
+    setting, header = SETTINGS[which], HEADERS[which]
+    assert getattr(limits_of({setting: 5.0}, {}), which) == 5.0
+    assert getattr(limits_of({setting: 5.0}, {header: "2.5"}), which) == 2.5
+    assert getattr(limits_of({setting: 5.0}, {header: "60"}), which) == 5.0
+    assert getattr(limits_of({}, {header: "60"}), which) == 60.0
+    for wrong in ("0", "-1", "soon", "nan", "inf", ""):
+        with pytest.raises(InvalidRequestError, match=f"(?i){header}"):
+            limits_of({}, {header: wrong})
+
+
+def body(**fields):
+    return json.dumps({"model": "M", "prompt": "abc", "max_tokens": 50, "ignore_eos": True, **fields}).encode()
+
+
+@pytest.fixture
+def clock():
+    return MockClock()
+
+
+class TestOverAnEngine:
+    """Time stands still but for what the test jumps over."""
+
+    @pytest.fixture
+    def anyio_backend(self, clock):
+        return "trio", {"clock": clock}
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("who", ["server", "client"])
+    async def test_queue_limit_is_a_status(self, serving, make_exchange, gate, clock, stream, who):
+        server = {"queue_timeout_s": 5.0} if who == "server" else {}
+        headers = JSON if who == "server" else {**JSON, "x-queue-timeout": "5"}
+        async with serving(server=server, gate=gate, max_num_seqs=1) as client, anyio.create_task_group() as tasks:
+            first, second = make_exchange(body()), make_exchange(body(stream=stream))
+            stats = client.app.slot.engine.stats
+            tasks.start_soon(client.run, first, "POST", COMPLETIONS, JSON)
+            await client.until(lambda: stats().num_running == 1)
+            tasks.start_soon(client.run, second, "POST", COMPLETIONS, headers)
+            await client.submitted(2)
+            gate.release(1)
+            await client.until(lambda: stats().num_waiting == 1)
+            clock.jump(4.9)
+            await anyio.lowlevel.checkpoint()
+            assert not second.answer.status
+            clock.jump(0.2)
+            await client.until(lambda: second.answer.complete)
+            assert second.answer.status == 503
+            assert second.answer.error["code"] == "queue_timeout"
+            assert int(second.answer.header("retry-after")) >= 1
+            gate.release(1)
+            await client.until(lambda: stats().num_waiting == 0)
+            first.disconnect()
+            gate.open()
+            await client.until(lambda: stats().num_used_blocks == 0)
+
+    async def test_a_long_queue_is_visible_before_its_limit(self, serving, make_exchange, gate, clock):
+        """Headers wait for the first token only as long as a proxy would; then the limit is an event."""
+        server = {"queue_timeout_s": 40.0, "sse_keepalive_s": 15.0}
+        async with serving(server=server, gate=gate, max_num_seqs=1) as client, anyio.create_task_group() as tasks:
+            stats = client.app.slot.engine.stats
+            client.limit_s = 1000  # in virtual seconds
+            first, second = make_exchange(body()), make_exchange(body(stream=True))
+            tasks.start_soon(client.run, first, "POST", COMPLETIONS, JSON)
+            await client.until(lambda: stats().num_running == 1)
+            tasks.start_soon(client.run, second, "POST", COMPLETIONS, JSON)
+            await client.submitted(2)
+            gate.release(1)
+            await client.until(lambda: stats().num_waiting == 1)
+            clock.jump(14)
+            await anyio.lowlevel.checkpoint()
+            assert not second.answer.status
+            clock.jump(2)
+            await client.until(lambda: second.answer.status == 200)
+            clock.jump(25)
+            await client.until(lambda: second.answer.complete)
+            assert json.loads(second.answer.data[-1])["error"]["code"] == "queue_timeout"
+            assert "[DONE]" not in second.answer.body.decode()
+            first.disconnect()
+            gate.open()
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(("header", "code"), [("idle", "idle_timeout"), ("request", "deadline_exceeded")])
+    async def test_limits_of_what_runs(self, serving, make_exchange, gate, clock, stream, header, code):
+        async with serving(gate=gate) as client, anyio.create_task_group() as tasks:
+            stats = client.app.slot.engine.stats
+            exchange = make_exchange(body(stream=stream))
+            tasks.start_soon(client.run, exchange, "POST", COMPLETIONS, {**JSON, f"x-{header}-timeout": "8"})
+            await client.until(lambda: stats().num_running == 1)
+            gate.release(1)
+            await client.until(lambda: stats().num_generated_tokens == 1)
+            clock.jump(8.1)
+            await client.until(lambda: exchange.answer.complete)
+            answer = exchange.answer
+            assert answer.status == (200 if stream else 504)
+            error = json.loads(answer.data[-1])["error"] if stream else answer.error
+            assert error["code"] == code
+            gate.release(1)  # one step: the KV cache is free after it
+            await client.until(lambda: stats().num_used_blocks == 0)
+
+    async def test_tokens_keep_a_request_alive(self, serving, make_exchange, gate, clock):
+        async with serving(gate=gate) as client, anyio.create_task_group() as tasks:
+            stats = client.app.slot.engine.stats
+            client.limit_s = 1000
+            exchange = make_exchange(body(max_tokens=5))
+            tasks.start_soon(client.run, exchange, "POST", COMPLETIONS, {**JSON, "x-idle-timeout": "8"})
+            await client.until(lambda: stats().num_running == 1)
+            for number in range(1, 6):
+                clock.jump(6)
+                gate.release(1)
+                await client.until(lambda number=number: stats().num_generated_tokens == number)
+            await client.until(lambda: exchange.answer.complete)
+            assert exchange.answer.status == 200
