@@ -8,10 +8,12 @@ step on a GPU, and asks this module what a change of a limit would save; on a CP
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aserve.core.kv_layout import KVLayout
 from aserve.core.model_spec import ModelSpec
 from aserve.planning.limits import Limits
+from aserve.planning.step_shapes import step_shapes
 
 MATMUL_WORKSPACE_BYTES = 32 * 2**20
 """What cuBLAS takes at its first product on a Hopper GPU, through torch (``CUBLAS_WORKSPACE_CONFIG``)."""
@@ -24,6 +26,7 @@ _INDEX_BYTES = 8
 _MULTIPROCESSORS = 132  # of an H100 or H200; decode attention splits keys until it has two programs for each
 _MAX_SPLITS = 32
 _ALIGNMENT = 64
+_LAYER_NODES_BYTES = 64 * 2**10  # of a captured step, for the kernels of one layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,50 @@ def step_bytes(
     """Return the bytes of the largest step that ``limits`` allow, on each of ``ranks`` devices."""
     num_seqs = min(limits.max_num_seqs, limits.max_batch_tokens)
     num_tokens = min(limits.max_batch_tokens, num_seqs * limits.max_model_len)
+    forward = _forward_bytes(spec, num_tokens, num_seqs, dtype_bytes=dtype_bytes, ranks=ranks)
+    # Sampling copies logits where rows ask for different things: once all, and once those of all rows but one.
+    sampled = (3 * num_seqs - 1) * spec.vocab_size * _FLOAT_BYTES
+    return StepBytes(
+        inputs=_input_bytes(
+            num_tokens,
+            num_seqs,
+            num_groups=len(KVLayout.of(spec.sliding_windows).groups),
+            table_width=-(-limits.max_model_len // block_size),
+        ),
+        attention=forward.attention,
+        mlp=forward.mlp,
+        head=max(forward.head, sampled),
+        penalties=PENALTY_SCRATCH_BYTES
+        + penalty_state_bytes(limits.max_num_seqs, vocab_size=spec.vocab_size, max_length=limits.max_model_len),
+        workspace=MATMUL_WORKSPACE_BYTES if on_gpu else 0,
+    )
+
+
+def graph_bytes(spec: ModelSpec, limits: Limits, *, dtype_bytes: int, block_size: int, ranks: int = 1) -> int:
+    """Return the bytes of all captured steps: they share what the largest takes, and each has nodes of its own."""
+    shapes = step_shapes(max_num_seqs=limits.max_num_seqs, max_batch_tokens=limits.max_batch_tokens)
+    pool = max(
+        max(_forward_bytes(spec, shape.num_tokens, shape.num_seqs, dtype_bytes=dtype_bytes, ranks=ranks))
+        for shape in shapes
+    )
+    inputs = _input_bytes(
+        max(shape.num_tokens for shape in shapes),
+        max(shape.num_seqs for shape in shapes),
+        num_groups=len(KVLayout.of(spec.sliding_windows).groups),
+        table_width=-(-limits.max_model_len // block_size),
+    )
+    return pool + inputs + MATMUL_WORKSPACE_BYTES + len(shapes) * spec.num_layers * _LAYER_NODES_BYTES
+
+
+class _Forward(NamedTuple):
+    """Bytes alive in the phases of a step up to its logits."""
+
+    attention: int
+    mlp: int
+    head: int
+
+
+def _forward_bytes(spec: ModelSpec, num_tokens: int, num_seqs: int, *, dtype_bytes: int, ranks: int) -> _Forward:
     row = num_tokens * dtype_bytes
     hidden = row * spec.hidden_size
     heads, kv_heads = spec.num_heads // ranks, max(1, spec.num_kv_heads // ranks)
@@ -73,23 +120,11 @@ def step_bytes(
     activated = row * spec.intermediate_size // ranks
     # The layer before still names the input of its successor: three hidden states live through every layer but one.
     kept = (3 if spec.num_layers > 1 else 2) * hidden
-    logits = num_seqs * spec.vocab_size
-    # Sampling copies the logits where rows differ in what they ask: once without the broken rows, once only drawn rows.
-    copies = 3 if num_seqs > 1 else 2
     selected = num_seqs * spec.hidden_size * dtype_bytes if num_seqs < num_tokens else 0
-    return StepBytes(
-        inputs=_input_bytes(
-            num_tokens,
-            num_seqs,
-            num_groups=len(KVLayout.of(spec.sliding_windows).groups),
-            table_width=-(-limits.max_model_len // block_size),
-        ),
+    return _Forward(
         attention=2 * hidden + qkv + attended + max(parts, hidden),
         mlp=kept + activated + max(2 * activated, hidden),
-        head=hidden + selected + logits * max(_FLOAT_BYTES + dtype_bytes, copies * _FLOAT_BYTES),
-        penalties=PENALTY_SCRATCH_BYTES
-        + penalty_state_bytes(limits.max_num_seqs, vocab_size=spec.vocab_size, max_length=limits.max_model_len),
-        workspace=MATMUL_WORKSPACE_BYTES if on_gpu else 0,
+        head=hidden + selected + num_seqs * spec.vocab_size * (_FLOAT_BYTES + dtype_bytes),
     )
 
 

@@ -53,7 +53,7 @@ class _Family(NamedTuple):
 
 
 def sized_capacity(sizing: Sizing) -> Capacity:
-    """Return what fits, with the memory that it takes.
+    """Return what fits.
 
     Raises TooLittleMemoryError, whose message has the numbers and ends with the smallest change that works.
     """
@@ -61,8 +61,7 @@ def sized_capacity(sizing: Sizing) -> Capacity:
         num_blocks = count_blocks(sizing)
     except TooLittleMemoryError as error:
         raise TooLittleMemoryError(f"{error.message}; {_advice(sizing)}") from None
-    memory = replace(sizing.memory_of(sizing.limits), kv_cache=num_blocks * sizing.block_bytes)
-    return replace(sizing.capacity(num_blocks), memory=memory)
+    return sizing.capacity(num_blocks)
 
 
 def limit_warning(sizing: Sizing, capacity: Capacity) -> str | None:

@@ -58,6 +58,14 @@ class Sizing:
             windows=KVLayout.of(self.spec.sliding_windows).windows,
         )
 
+    def memory_with(self, capacity: Capacity) -> MemoryUse:
+        """Where the memory goes when there is a KV cache of this capacity."""
+        return replace(
+            self.memory_of(self.limits),
+            kv_cache=capacity.num_blocks * self.block_bytes,
+            host_kv=capacity.num_host_blocks * self.block_bytes,
+        )
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks in which one request of this length can run."""
         return self.capacity(2**62).num_blocks_for(num_tokens)

@@ -14,7 +14,7 @@ from aserve.core.errors import ConfigError
 from aserve.core.model_spec import ModelSpec
 from aserve.planning.quantization import LM_HEAD, WeightFormat
 
-_ANGLE_BYTES = 4  # the table of rotary angles is float32
+_FLOAT_BYTES = 4  # tables of rotary angles are float32, and norms that scale by 1 + weight
 
 
 class Matrix(NamedTuple):
@@ -59,15 +59,23 @@ def weight_bytes(
             else:
                 plain += matrix.rows * matrix.columns * dtype_bytes
             plain += matrix.rows * dtype_bytes * matrix.has_bias
-    norms = 2 * spec.num_layers * spec.hidden_size + spec.hidden_size
-    norms += 2 * spec.num_layers * spec.head_dim * spec.qk_norm
-    plain += (spec.vocab_size // ranks * spec.hidden_size + norms) * dtype_bytes
-    return WeightBytes(quantized=quantized, plain=plain, tables=max_model_len * spec.rope.rotary_dim * _ANGLE_BYTES)
+    plain += spec.vocab_size // ranks * spec.hidden_size * dtype_bytes
+    plain += _num_norm_weights(spec) * (_FLOAT_BYTES if spec.norm_unit_offset else dtype_bytes)
+    num_tables = len({spec.rope, spec.window_rope})
+    return WeightBytes(
+        quantized=quantized, plain=plain, tables=num_tables * max_model_len * spec.rope.rotary_dim * _FLOAT_BYTES
+    )
 
 
 def num_parameters(spec: ModelSpec) -> int:
     """Return how many weights the model has, whatever form quantisation keeps them in."""
-    return weight_bytes(spec, dtype_bytes=1, max_model_len=0).plain
+    matrices = sum(m.copies * m.rows * (m.columns + m.has_bias) for m in _matrices(spec, 1))
+    return matrices + spec.vocab_size * spec.hidden_size + _num_norm_weights(spec)
+
+
+def _num_norm_weights(spec: ModelSpec) -> int:
+    by_layer = (4 if spec.architecture.startswith("Gemma") else 2) * spec.hidden_size
+    return spec.num_layers * (by_layer + 2 * spec.head_dim * spec.qk_norm) + spec.hidden_size
 
 
 def _matrices(spec: ModelSpec, ranks: int) -> Iterator[Matrix]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from aserve.core.capacity import Capacity
 from aserve.core.config import CacheConfig, EngineConfig
 from aserve.core.errors import ConfigError
+from aserve.core.memory import MemoryUse
 from aserve.core.step import StepPlan, StepResult
 from aserve.models.model import Model
 from aserve.planning.advice import limit_warning, sized_capacity
@@ -29,7 +31,7 @@ from aserve.runtime.host_memory import available_bytes
 from aserve.runtime.host_tier import HostTier, count_host_blocks
 from aserve.runtime.loader import load_model, read_spec
 from aserve.runtime.model_runner import LaunchedStep, ModelRunner
-from aserve.runtime.sizing import HostMeter, check_weights, make_sizing, weights_do_not_fit
+from aserve.runtime.sizing import HostMeter, captured, check_weights, make_sizing, weights_do_not_fit
 
 _log = logging.getLogger(__name__)
 
@@ -136,9 +138,11 @@ def build_executor(
             runner = ModelRunner(model, caches, capacity)
         except MemoryError:
             raise _too_many_slots(limits, available_bytes()) from None
+        memory = sizing.memory_with(capacity)
         if device.type == "cuda" and config.model.cuda_graphs:
-            runner.capture_graphs(capacity)
-    _log_summary(model, sizing, capacity)
+            memory = captured(lambda: runner.capture_graphs(capacity), memory, device)
+    capacity = replace(capacity, memory=memory)
+    _log_summary(model, sizing, capacity, memory)
     return LocalExecutor(runner, capacity, lazy=device.type == "cpu", host_tier=host_tier)
 
 
@@ -162,15 +166,14 @@ def _too_many_slots(limits: Limits, available: int) -> ConfigError:
     )
 
 
-def _log_summary(model: Model, sizing: Sizing, capacity: Capacity) -> None:
+def _log_summary(model: Model, sizing: Sizing, capacity: Capacity, memory: MemoryUse) -> None:
     spec, ctx = model.spec, model.ctx
     _log.info(
         "loaded %s: %.1f M parameters, %s on %s, %s kernels; %d sequences and %d tokens per step, context %d",
         spec.architecture, num_parameters(spec) / 1e6, str(ctx.dtype).removeprefix("torch."), ctx.device,
         ctx.kernels.description, capacity.max_num_seqs, capacity.max_batch_tokens, capacity.max_model_len,
     )  # fmt: skip
-    if capacity.memory is not None:
-        _log.info("where the memory goes:\n%s", memory_table(capacity.memory, capacity, token_bytes=sizing.token_bytes))
+    _log.info("where the memory goes:\n%s", memory_table(memory, capacity, token_bytes=sizing.token_bytes))
     warning = limit_warning(sizing, capacity)
     if warning is not None:
         _log.warning("%s", warning)

@@ -18,7 +18,8 @@ from aserve.core.request import SamplingParams, TokenLogprobs
 from aserve.core.step import INVALID_TOKEN, NewSequence, ScheduledSequence, StepPlan, StepResult
 from aserve.layers.batch import ForwardBatch
 from aserve.models.model import Model
-from aserve.runtime.cuda_graphs import MAX_PREFILL_TOKENS, StaticBatch, StepGraphs, compute, step_shapes
+from aserve.planning.step_shapes import MAX_PREFILL_TOKENS, step_shapes
+from aserve.runtime.cuda_graphs import StaticBatch, StepGraphs, compute
 from aserve.runtime.forward_batch import BatchBuilder, PlanColumns
 from aserve.runtime.sampler import Sampled, SampledLogprobs, Sampler
 from aserve.runtime.transfer import to_device, to_host

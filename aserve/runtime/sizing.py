@@ -16,7 +16,7 @@ from aserve.core.errors import ConfigError
 from aserve.core.memory import MemoryUse
 from aserve.core.model_spec import ModelSpec
 from aserve.models.model import Model
-from aserve.planning.activations import step_bytes
+from aserve.planning.activations import graph_bytes, step_bytes
 from aserve.planning.kv_elements import plain_elements
 from aserve.planning.kv_size import Sizing
 from aserve.planning.limits import Limits
@@ -90,15 +90,18 @@ def make_sizing(config: EngineConfig, model: Model, limits: Limits, host: HostMe
 def _under_other_limits(
     measured: MemoryUse, config: EngineConfig, spec: ModelSpec, limits: Limits, dtype_bytes: int
 ) -> MemoryOf:
-    """What was measured, corrected by what the formula says about the difference of the limits."""
+    """What was measured, corrected by what the formulas say about the difference of the limits."""
+    block_size = config.cache.block_size
 
-    def computed(limits: Limits) -> int:
-        return step_bytes(
-            spec, limits, dtype_bytes=dtype_bytes, block_size=config.cache.block_size, on_gpu=measured.on_gpu
-        ).total
+    def memory_of(other: Limits) -> MemoryUse:
+        here, there = (
+            step_bytes(spec, x, dtype_bytes=dtype_bytes, block_size=block_size, on_gpu=measured.on_gpu).total
+            for x in (limits, other)
+        )
+        graphs = graph_bytes(spec, other, dtype_bytes=dtype_bytes, block_size=block_size) if measured.graphs else 0
+        return replace(measured, activations=max(0, measured.activations + there - here), graphs=graphs)
 
-    base = measured.activations - computed(limits)
-    return lambda other: replace(measured, activations=max(0, base + computed(other)))
+    return memory_of
 
 
 def _measure_gpu(config: EngineConfig, model: Model, limits: Limits, host: HostMeter) -> MemoryUse:
@@ -115,6 +118,11 @@ def _measure_gpu(config: EngineConfig, model: Model, limits: Limits, host: HostM
             f"beside the model's weights: {show_size(free)} of {show_size(total)} are free; lower --max-batch-tokens "
             f"or --max-num-seqs"
         ) from error
+    graphs = 0
+    if config.model.cuda_graphs:  # they are captured over the KV cache, so there is nothing to measure yet
+        graphs = graph_bytes(
+            model.spec, limits, dtype_bytes=model.ctx.dtype.itemsize, block_size=config.cache.block_size
+        )
     return MemoryUse(
         device=torch.cuda.get_device_name(device),
         on_gpu=True,
@@ -122,6 +130,7 @@ def _measure_gpu(config: EngineConfig, model: Model, limits: Limits, host: HostM
         others=measured.others,
         weights=measured.weights,
         activations=measured.activations,
+        graphs=graphs,
     )
 
 
@@ -141,3 +150,13 @@ def _measure_host(config: EngineConfig, model: Model, limits: Limits, host: Host
         weights=weights,
         activations=step,
     )
+
+
+def captured(capture: Callable[[], None], memory: MemoryUse, device: torch.device) -> MemoryUse:
+    """Capture graphs; returns the memory with what they really take. CUDA only."""
+    torch.cuda.empty_cache()
+    before, _ = torch.cuda.mem_get_info(device)
+    capture()
+    torch.cuda.empty_cache()
+    after, _ = torch.cuda.mem_get_info(device)
+    return replace(memory, graphs=max(0, before - after))

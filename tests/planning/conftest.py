@@ -46,6 +46,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216,
         "max_position_embeddings": 8192, "sliding_window": 4096, "dtype": "bfloat16",
     },
+    "gemma3-4b": {
+        "architectures": ["Gemma3ForCausalLM"], "vocab_size": 262208, "hidden_size": 2560, "num_hidden_layers": 34,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 10240,
+        "max_position_embeddings": 131072, "sliding_window": 1024, "dtype": "bfloat16",
+        "rope_local_base_freq": 10000.0, "rope_theta": 1000000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
     "mistral-7b": {
         "architectures": ["MistralForCausalLM"], "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,

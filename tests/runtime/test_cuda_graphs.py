@@ -11,7 +11,8 @@ from aserve.core.capacity import Capacity
 from aserve.core.request import SamplingParams
 from aserve.core.step import NewSequence, ScheduledSequence, StepPlan
 from aserve.layers.batch import ForwardBatch
-from aserve.runtime.cuda_graphs import ShapeTable, StaticBatch, StepShape, compute, step_shapes
+from aserve.planning.step_shapes import StepShape, step_shapes
+from aserve.runtime.cuda_graphs import ShapeTable, StaticBatch, compute
 from aserve.runtime.forward_batch import BatchBuilder, PlanColumns
 from aserve.runtime.kv_cache import KvCaches, allocate
 from aserve.runtime.loader import load_model
