@@ -94,7 +94,11 @@ class LocalClient:
         return report.is_empty and report.num_commands == self._commands.num_put
 
     def refuse_if_full(self, num_new: int, *, num_prompt_tokens: int = 1, longest_prompt: int = 1) -> None:
-        """Raise QueueFullError if so many new sequences could not be taken now. Counts a refusal."""
+        """Raise QueueFullError if so many new sequences could not be taken now. Counts a refusal.
+
+        An engine that takes nothing any more says that instead: its queue will not drain, so nobody is to come back.
+        """
+        self._lifecycle.refuse_unless_running()
         report = self._router.report
         assert report is not None, "the thread reports before it says that it has loaded"
         num_unfinished = self._router.num_unfinished

@@ -175,6 +175,9 @@ def run_steps(
         publish(loop.report())
         publish(Loaded(executor.capacity))
         yield from loop.run()
+    except GeneratorExit:  # given up between two moves: nobody listens any more
+        executor.close()
+        raise
     except BaseException as error:
         logger.error("the step loop failed; no request can be served any more", exc_info=error)
         publish(Failed(error))

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from aserve.core.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from aserve.core.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    EngineDrainingError,
+    InvalidRequestError,
+    QueueFullError,
+)
 from aserve.engine.admission import fit, num_too_many
 from aserve.engine.drain_rate import DrainRate
 from aserve.engine.generation import submit_together
@@ -126,6 +132,22 @@ class TestQueueBound:
         await engine.assert_nothing_left()
         assert engine.client.num_waiting_tokens == 0
         assert sum(engine.recorder.num_requests.values()) == 0
+
+    async def test_a_full_queue_that_will_not_drain_is_not_called_full(self, manual, deliver_all):
+        """A request whose prompt is being prepared while the engine dies, or begins to drain, is to hear of that."""
+        engine = manual(max_queue=0, max_num_seqs=1)
+        async with engine.generate(max_tokens=50):
+            await engine.step()
+            with pytest.raises(QueueFullError):
+                engine.client.refuse_if_full(1)
+            engine.lifecycle.start_draining(5.0)
+            with pytest.raises(EngineDrainingError):
+                engine.client.refuse_if_full(1)
+            engine.fail(RuntimeError("injected"))
+            await deliver_all()
+            with pytest.raises(EngineDeadError):
+                engine.client.refuse_if_full(1)
+        assert engine.recorder.num_rejected == 1
 
     async def test_waiting_prompt_tokens_are_bounded_too(self, manual):
         engine = manual(max_queue=100, max_queue_tokens=50)

@@ -123,7 +123,7 @@ def test_going_idle_checks_the_scheduler_every_time_at_a_cost_that_no_cache_size
     looked_at = []
     harness = Harness(FakeExecutor(replace(capacity, num_blocks=100_000)))
     pool = harness.scheduler.kv.pool
-    for name in ("ref_count", "is_free", "prefix_hash"):
+    for name in ("ref_count", "is_free", "key"):
         monkeypatch.setattr(type(pool), name, lambda self, block_id: looked_at.append(block_id))
     for _ in range(3):
         harness.turn()
@@ -194,3 +194,14 @@ def test_a_failing_submission_is_a_failure_too(capacity):
     too_long = request(prompt=tuple(range(200)))
     messages, _ = run(lambda: FakeExecutor(capacity), capacity, [Submit((too_long,))])
     assert isinstance(messages[-2].error, AssertionError)
+
+
+def test_a_life_that_is_given_up_between_two_moves_closes_the_executor_and_says_nothing(capacity, caplog):
+    executor, messages = FakeExecutor(capacity), []
+    moves = run_steps(lambda: executor, Scheduler, take=lambda block: [], publish=messages.append, clock=lambda: 0.0)
+    for _ in range(3):
+        next(moves)
+    moves.close()
+    assert executor.closed
+    assert [type(m) for m in messages] == [StepReport, Loaded]
+    assert not caplog.records
