@@ -164,15 +164,17 @@ class KVCacheManager:
         return max(0, self._capacity.num_blocks_for(num_tokens) - num_held)
 
     def chunk_that_fits(self, sequence: Sequence, num_tokens: int, num_reserved: int) -> int:
-        """The part of a chunk for which unreserved blocks are free; at least what one more block per group brings.
+        """The part of a chunk for which unreserved blocks are free; if that is nothing, what one more place takes.
 
         A sequence is promised what its window touches, not room for a whole chunk beside it, so chunks shrink when
-        blocks are short. Without windows all of a prompt is promised, and its chunks stay whole.
+        blocks are short: at worst to the end of the last block, where all that can fall behind a window has. Without
+        windows all of a prompt is promised, and its chunks stay whole.
         """
         if not self._windowed:
             return num_tokens
-        num_positions = max(1, (self.pool.num_free - num_reserved) // self._num_groups)
-        return min(num_tokens, sequence.num_covered + num_positions * self._block_size - sequence.num_scheduled)
+        num_places = max(0, (self.pool.num_free - num_reserved) // self._num_groups)
+        fitting = sequence.num_covered + num_places * self._block_size - sequence.num_scheduled
+        return min(num_tokens, fitting or self._block_size)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Extend the tables to cover ``num_tokens`` positions; the blocks must be free."""

@@ -209,7 +209,7 @@ class Driver:
         sampling = [row.request_id for row in plan.sequences if row.samples]
         for name, token in zip(sampling, result.sampled, strict=True):
             if token == INVALID_TOKEN:
-                self.failed.add(name)
+                self.failed |= {name} & set(self.live())
                 self.executor.taint(name, lambda block: self.scheduler.kv.pool.ref_count(block) > 1)
         events = self.scheduler.commit(result)
         self._check_in_flight_blocks()
@@ -250,6 +250,9 @@ class Driver:
 
     def finished(self, name: str) -> bool:
         return bool(self.events[name]) and self.events[name][-1].finish_reason is not None
+
+    def finished_names(self) -> list[str]:
+        return [name for name in self.requests if self.finished(name)]
 
     def live(self) -> list[str]:
         return [n for n in self.requests if n not in self.cancelled and not self.finished(n)]
