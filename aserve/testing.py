@@ -1,7 +1,7 @@
 """Doubles that ship: an executor without a model, a checkpoint small enough to build in a test, and a tokenizer.
 
 ``FakeExecutor`` keeps a paged cache of token ids and derives each token from every id it can read back through the
-block table, so one wrong block, slot, fence or prefix changes the text. Nothing here needs torch; the whole server
+block tables, so one wrong block, slot, fence or prefix changes the text. Nothing here needs torch; the whole server
 runs on it. Used by aserve's own tests and by programs that embed aserve and want to test themselves.
 """
 
@@ -64,8 +64,10 @@ class FakeExecutor:
         self._next_token = next_token
         self._step_s = step_s
         self._fail_at_step = fail_at_step
-        self._cache: list[list[int]] = [[-1] * capacity.block_size for _ in range(capacity.num_blocks)]
-        self._tables: list[list[int]] = [[] for _ in range(capacity.max_num_seqs)]
+        self._cache = [[-1] * capacity.block_size for _ in range(capacity.num_blocks)]
+        self._host_cache = [[-1] * capacity.block_size for _ in range(capacity.num_host_blocks)]
+        self._tables: list[list[list[int]]] = [[[] for _ in capacity.windows] for _ in range(capacity.max_num_seqs)]
+        self._tokens: list[list[int]] = [[] for _ in range(capacity.max_num_seqs)]
         self._seeds = [0] * capacity.max_num_seqs
         self._num_logprobs: list[int | None] = [None] * capacity.max_num_seqs
         self._last_sampled = [PENDING] * capacity.max_num_seqs
@@ -80,6 +82,10 @@ class FakeExecutor:
         assert len(self._results) < self._capacity.max_in_flight, "too many steps in flight"
         sampled: list[int] = []
         logprobs: dict[int, TokenLogprobs] = {}
+        for block_id, host_slot in plan.saves:
+            self._host_cache[host_slot] = list(self._cache[block_id])
+        for block_id, host_slot in plan.restores:
+            self._cache[block_id] = list(self._host_cache[host_slot])
         for row in plan.sequences:
             tokens = self._compute(row)
             if not row.samples:
@@ -105,21 +111,28 @@ class FakeExecutor:
         self.closed = True
 
     def _compute(self, row: ScheduledSequence) -> list[int]:
-        """Write the row's tokens into the cache and read the whole sequence back."""
-        table = self._tables[row.slot]
+        """Write the row's tokens into the cache and read back what each group sees of the sequence."""
+        tables, known = self._tables[row.slot], self._tokens[row.slot]
         if row.new is not None:
-            table.clear()
+            for table in tables:
+                table.clear()
+            known[:] = row.new.prior_token_ids
             self._seeds[row.slot] = row.new.sampling.seed
             self._num_logprobs[row.slot] = row.new.sampling.num_logprobs
-        for block_ids in row.new_block_ids:
+        for table, block_ids in zip(tables, row.new_block_ids, strict=False):  # no ids at all, or some for each group
             table.extend(block_ids)
-        size = self._capacity.block_size
-        for offset, token in enumerate(row.token_ids):
-            place = row.start + offset
-            value = self._last_sampled[row.slot] if token == PENDING else token
-            self._cache[table[place // size]][place % size] = value
+        known += [self._last_sampled[row.slot] if token == PENDING else token for token in row.token_ids]
+        cache, size = self._cache, self._capacity.block_size
         end = row.start + len(row.token_ids)
-        return [self._cache[table[place // size]][place % size] for place in range(end)]
+        tokens = known.copy()
+        for table, window in zip(tables, self._capacity.windows, strict=True):
+            for place in range(row.start, end):
+                cache[table[place // size]][place % size] = known[place]
+            first = 0 if window is None else max(0, row.start - window + 1)
+            seen = [cache[table[place // size]][place % size] for place in range(first, end)]
+            if seen != known[first:end]:
+                tokens[first:end] = seen  # what was read is what the model computes with, right or wrong
+        return tokens
 
 
 def write_byte_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
