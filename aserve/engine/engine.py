@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -193,6 +193,29 @@ class Engine:
         """
         return admission.fit(self.capacity, num_prompt_tokens, max_tokens, param=param)
 
+    def make_request(
+        self,
+        options: Mapping[str, Any],
+        *,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        request_id: str | None = None,
+    ) -> GenerationRequest:
+        """Build a request of checked ``GenerationOptions``; what they leave open is the model's, else the default.
+
+        Args:
+            max_tokens: as ``fit`` returned it.
+            request_id: must never have been used with this engine; a new one by default.
+        """
+        return make_request(
+            options,
+            request_id=request_id or self.new_request_id(),
+            prompt_token_ids=prompt_token_ids,
+            max_tokens=max_tokens,
+            end_token_ids=self.end_token_ids,
+            defaults=self.tokenizer.generation_defaults,
+        )
+
     def chat(
         self,
         messages: Sequence[Any],
@@ -216,15 +239,9 @@ class Engine:
 
     async def _prepare(self, encode: Callable[[], Any], options: dict[str, Any]) -> Generation:
         ids: list[int] = await encode()
-        request = make_request(
-            options,
-            request_id=self.new_request_id(),
-            prompt_token_ids=ids,
-            max_tokens=self.fit(len(ids), options.get("max_tokens")),
-            end_token_ids=self.end_token_ids,
-            defaults=self.tokenizer.generation_defaults,
+        return self.generate(
+            self.make_request(options, prompt_token_ids=ids, max_tokens=self.fit(len(ids), options.get("max_tokens")))
         )
-        return self.generate(request)
 
 
 def _vocab_size(tokenizer: Tokenizer, capacity: Capacity) -> int:

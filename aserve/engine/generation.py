@@ -7,13 +7,20 @@ Knows the engine only as an ``EngineClient``. Used by the server's routes and by
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from aserve.core.errors import AserveError, EngineDeadError, GenerationClosedError, GenerationError
+from aserve.core.errors import (
+    AserveError,
+    DetokenizationError,
+    EngineDeadError,
+    GenerationClosedError,
+    GenerationError,
+)
 from aserve.core.request import FinishReason, GenerationRequest, RequestId, TextDelta
 from aserve.core.step import TokenEvent
 from aserve.engine.choice import Choice
@@ -23,6 +30,8 @@ from aserve.engine.sequences import sequence_id
 from aserve.engine.stats import Outcome, StatsRecorder
 from aserve.text.detokenizer import Detokenizer
 from aserve.text.stop_strings import StopMatcher
+
+logger = logging.getLogger(__name__)
 
 _ERROR = FinishReason.ERROR  # the look-up costs 0.2 us on CPython 3.11
 
@@ -207,11 +216,25 @@ class Generation:
                 group.pop()
             if not group:
                 continue
-            deltas.append(choice.push(group))
+            delta = self._push(choice, group)
+            if delta is None:
+                break
+            deltas.append(delta)
             if choice.finish_reason is not None:
                 self._num_open -= 1
                 self._release((request_id,))
         return deltas
+
+    def _push(self, choice: Choice, events: list[TokenEvent]) -> TextDelta | None:
+        """The text of some tokens; None if a fault in making it has ended the request."""
+        try:
+            return choice.push(events)
+        except BaseException as error:  # a panic in Rust is no Exception
+            if isinstance(error, KeyboardInterrupt):  # whoever is interrupted here, it is the program
+                raise
+            logger.error("the tokens of %s cannot be turned into text", self.request.request_id, exc_info=error)
+            self.close(DetokenizationError("this answer could not be written, by a fault of the server; others go on"))
+            return None
 
     # -- numbers -----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Keyword options of ``Engine.chat`` and ``Engine.complete``, checked and turned into a GenerationRequest.
 
-For programs that embed the engine; the HTTP server has its own wire models and speaks GenerationRequest directly.
+The one place where sampling parameters are made: programs that embed the engine give these options by name, and the
+HTTP server makes them of its wire models' fields.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ costs nothing. Used by ``Engine.encode`` and ``Engine.encode_chat``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -14,8 +15,11 @@ import anyio
 import anyio.to_thread
 
 from aserve.core.capacity import Capacity
+from aserve.core.errors import AserveError, PromptError
 from aserve.engine.admission import fit, too_long
 from aserve.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _NUM_THREADS = 2
 _USUAL_CHARACTERS = 16
@@ -50,7 +54,13 @@ class PromptEncoder:
             at_least = -(-num_characters // self._measure_longest_token())
             if at_least >= self._capacity.max_length:
                 raise too_long(at_least, self._capacity, param=param, at_least=True)
-        ids = work()
+        try:
+            ids = work()
+        except AserveError:
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception; nothing else ends a worker thread this way
+            logger.error("a prompt could not be encoded", exc_info=error)
+            raise PromptError("this prompt could not be encoded, by a fault of the server; others go on") from None
         fit(self._capacity, len(ids), None, param=param)
         return ids
 

@@ -12,6 +12,7 @@ from aserve.server.offered import drop_fields_not_offered
 from aserve.server.schema import MAX_TOP_LOGPROBS, SamplingFields
 from aserve.server.validation import RuleError, validate
 from aserve.text.chat_template import RENDERING_OPTIONS, RESERVED_OPTIONS
+from aserve.text.messages import TEXT_PARTS
 
 _RESERVED_KWARGS = RESERVED_OPTIONS | RENDERING_OPTIONS
 
@@ -30,7 +31,7 @@ def _read_content(value: Any) -> str | None:
         if not isinstance(part, dict):
             raise RuleError("must be an object with 'type' and 'text'", where=(index,))
         part = cast(dict[str, Any], part)
-        if part.get("type") not in ("text", "input_text", "output_text", "refusal"):
+        if part.get("type") not in TEXT_PARTS:
             raise RuleError("is not a text part; this server takes text only", where=(index,), unsupported=True)
         text = part.get("refusal" if part["type"] == "refusal" else "text")
         if not isinstance(text, str):
@@ -130,6 +131,7 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    allow_control_tokens: bool | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:

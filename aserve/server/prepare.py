@@ -6,20 +6,35 @@ everything wrong with a request is known while its answer can still have a statu
 
 from __future__ import annotations
 
-import random
 import time
 import uuid
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from aserve.core.errors import InvalidRequestError, ModelNotFoundError
-from aserve.core.request import GenerationRequest, SamplingParams
+from aserve.core.request import GenerationRequest
 from aserve.server.chat_schema import ChatRequest
 from aserve.server.completion_schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from aserve.server.schema import SamplingFields
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
+
+
+_SAME_NAME = (
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "priority",
+)
+"""Fields that are called the same as the engine's options and mean the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +70,16 @@ async def prepare_chat(engine: Engine, request: ChatRequest) -> Job:
     check_model(engine, request)
     _check_size(engine, 1, request.num_choices)
     engine.refuse_if_full(request.num_choices)
-    sampling = _sampling(engine, request)
     options = dict(request.chat_template_kwargs or {})
     if request.add_generation_prompt is not None:
         options["add_generation_prompt"] = request.add_generation_prompt
+    if request.allow_control_tokens:
+        options["allow_control_tokens"] = True
     ids = await engine.encode_chat([message.for_template() for message in request.messages], **options)
     if not ids:
         raise InvalidRequestError("the messages give an empty prompt", param="messages")
     fitted = engine.fit(len(ids), request.token_limit, param="messages")
-    return _job(request, [ids], [fitted], sampling, chat=True)
+    return _job(engine, request, [ids], [fitted], chat=True)
 
 
 async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
@@ -71,7 +87,6 @@ async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
     check_model(engine, request)
     _check_size(engine, len(request.prompts), request.num_choices)
     engine.refuse_if_full(len(request.prompts) * request.num_choices)
-    sampling = _sampling(engine, request)
     special = request.add_special_tokens is not False
     prompts: list[list[int]] = []
     fitted: list[int] = []
@@ -82,7 +97,7 @@ async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
         fitted.append(engine.fit(len(ids), limit, param="prompt"))
         prompts.append(ids)
-    return _job(request, prompts, fitted, sampling, chat=False)
+    return _job(engine, request, prompts, fitted, chat=False)
 
 
 def check_model(engine: Engine, request: SamplingFields) -> None:
@@ -104,59 +119,36 @@ def _check_size(engine: Engine, num_prompts: int, num_choices: int) -> None:
         )
 
 
-def _sampling(engine: Engine, request: SamplingFields) -> SamplingParams:
-    """Everything but ``max_tokens``, which depends on the prompt. Missing fields come from the model, else OpenAI.
+def _options(request: SamplingFields) -> dict[str, Any]:
+    """The fields as the options that programs give, those that say something; the engine fills in the rest.
 
     Whether token ids exist is checked at admission.
     """
-    defaults = engine.tokenizer.generation_defaults
-    own_stops = request.stop_token_ids or []
-    stops = set(own_stops) if request.ignore_eos else {*own_stops, *engine.end_token_ids}
-
-    def value(name: str, otherwise: float) -> float:
-        given = getattr(request, name)
-        return given if given is not None else defaults.get(name, otherwise)
-
-    seed = random.getrandbits(64) if request.seed is None else request.seed % 2**64
-    return SamplingParams(
-        max_tokens=1,
-        min_tokens=request.min_tokens or 0,
-        temperature=float(value("temperature", 1.0)),
-        top_k=max(int(value("top_k", 0)), 0),
-        top_p=float(value("top_p", 1.0)),
-        min_p=float(value("min_p", 0.0)),
-        seed=seed,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=float(value("repetition_penalty", 1.0)),
-        logit_bias=tuple(request.logit_bias),
-        stop_token_ids=tuple(sorted(stops)),
-        num_logprobs=request.num_logprobs,
-    )
+    options: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    options |= {
+        "n": request.num_choices,
+        "stop": tuple(request.stop),
+        "logit_bias": dict(request.logit_bias),
+        "include_stop": bool(request.include_stop_str_in_output),
+        "cache_salt": (request.cache_salt or "").encode(),
+    }
+    if request.top_k is not None:
+        options["top_k"] = max(request.top_k, 0)
+    if request.seed is not None:
+        options["seed"] = request.seed % 2**64
+    if request.num_logprobs is not None:
+        options["num_logprobs"] = request.num_logprobs
+    return options
 
 
 def _job(
-    request: SamplingFields, prompts: list[list[int]], max_tokens: list[int], sampling: SamplingParams, *, chat: bool
+    engine: Engine, request: SamplingFields, prompts: list[list[int]], max_tokens: list[int], *, chat: bool
 ) -> Job:
     job_id = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
-    options = request.stream_options
+    stream_options = request.stream_options
+    options = _options(request)
     generations = tuple(
-        GenerationRequest(
-            request_id=f"{job_id}-{index}",
-            prompt_token_ids=tuple(ids),
-            sampling=replace(
-                sampling,
-                max_tokens=limit,
-                min_tokens=min(sampling.min_tokens, limit),
-                seed=_seed(request, sampling.seed, index),
-            ),
-            n=request.num_choices,
-            stop=tuple(request.stop),
-            include_stop=bool(request.include_stop_str_in_output),
-            skip_special_tokens=request.skip_special_tokens is not False,
-            priority=request.priority or 0,
-            cache_salt=(request.cache_salt or "").encode(),
-        )
+        engine.make_request(options, prompt_token_ids=ids, max_tokens=limit, request_id=f"{job_id}-{index}")
         for index, (ids, limit) in enumerate(zip(prompts, max_tokens, strict=True))
     )
     return Job(
@@ -168,11 +160,6 @@ def _job(
         num_choices=request.num_choices,
         logprobs=request.num_logprobs is not None,
         stream=bool(request.stream),
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
+        include_usage=bool(stream_options and stream_options.include_usage),
+        continuous_usage=bool(stream_options and stream_options.continuous_usage_stats),
     )
-
-
-def _seed(request: SamplingFields, seed: int, index: int) -> int:
-    """A given seed holds for every prompt, as if each had been sent alone; drawn ones differ."""
-    return seed if request.seed is not None else (seed + index) % 2**64

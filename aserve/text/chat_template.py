@@ -29,7 +29,9 @@ RESERVED_OPTIONS = frozenset(
 )
 """Names that are no template options: what is rendered, and how, is decided here."""
 
-RENDERING_OPTIONS = frozenset({"tools", "add_generation_prompt", "documents", "continue_final_message"})
+RENDERING_OPTIONS = frozenset(
+    {"tools", "add_generation_prompt", "documents", "continue_final_message", "allow_control_tokens"}
+)
 """Options that the rendering itself reads, beside the template: a program may set them, a request has fields for it."""
 
 _PROBE = "aserve-probe-7f3a"
@@ -65,6 +67,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Any],
+        hide: Callable[[Any], Any] | None = None,
         /,
         *,
         tools: Sequence[dict[str, Any]] | None = None,
@@ -72,6 +75,8 @@ class ChatTemplate:
         **options: Any,
     ) -> str:
         """Return the prompt for some OpenAI messages; ``options`` become variables of the template.
+
+        ``hide`` is applied to all that the caller wrote, once messages have the form that the template reads.
 
         Raises:
             InvalidRequestError: the messages are malformed, or the template refuses them; an option is reserved.
@@ -83,13 +88,10 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         try:
             prepared = normalise(messages, self._formats[name])
-            return self._render(
-                name,
-                prepared,
-                tools=list(tools) if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                **options,
-            )
+            written: dict[str, Any] = {"tools": list(tools) if tools else None, **options}
+            if hide is not None:
+                prepared, written = hide(prepared), hide(written)
+            return self._render(name, prepared, add_generation_prompt=add_generation_prompt, **written)
         except InvalidRequestError:
             raise
         except TemplateError as error:

@@ -14,6 +14,12 @@ from typing import Any, cast
 
 from aserve.core.errors import InvalidRequestError
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who may speak, whether a request comes over HTTP or from a program."""
+
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+"""Kinds of content parts that are text."""
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateFormat:
@@ -43,6 +49,8 @@ def _message(message: Any, index: int, form: TemplateFormat) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidRequestError(f"messages[{index}] must be an object", param="messages")
     known = cast(dict[str, Any], message)
+    if known.get("role") not in ROLES:
+        raise InvalidRequestError(f"messages[{index}].role must be one of {', '.join(ROLES)}", param="messages")
     result = {key: value for key, value in known.items() if value is not None}
     text = _text(known.get("content"), index)
     result["content"] = [{"type": "text", "text": text}] if form.content_parts and text else text
@@ -54,7 +62,7 @@ def _message(message: Any, index: int, form: TemplateFormat) -> dict[str, Any]:
 
 
 def _text(content: Any, index: int) -> str:
-    """Content as one string: null is nothing, text parts are joined without a separator."""
+    """Content as one string: null is nothing, text parts are joined by line breaks."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -67,13 +75,14 @@ def _text(content: Any, index: int) -> str:
         if not isinstance(part, dict):
             raise InvalidRequestError(f"{place} must be an object", param="messages")
         fields = cast(dict[str, Any], part)
-        kind, text = fields.get("type"), fields.get("text")
-        if kind != "text":
+        kind = fields.get("type")
+        text = fields.get("refusal" if kind == "refusal" else "text")
+        if kind not in TEXT_PARTS:
             raise InvalidRequestError(f"{place} has type {kind!r}; only text can be read here", param="messages")
         if not isinstance(text, str):
             raise InvalidRequestError(f"{place}.text must be a string", param="messages")
         texts.append(text)
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 def _tool_calls(calls: Any, index: int, form: TemplateFormat) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from aserve.core.errors import InvalidRequestError, ModelLoadError
 from aserve.text.chat_template import ChatTemplate
+from aserve.text.control_tokens import ControlTokens
 from aserve.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from aserve.text.loading import load_backend
 from aserve.text.settings import TextSettings, read_settings
@@ -49,6 +50,7 @@ class Tokenizer:
         self.stop_token_ids = tuple(sorted(i for i in stops if 0 <= i < self.vocab_size))
         self.generation_defaults: Mapping[str, float | int] = MappingProxyType(settings.generation_defaults)
         self.chat_template = chat_template
+        self._control = ControlTokens(self._rust)
         self._scheme = byte_scheme(self._rust.decoder)
         if self._scheme is not None:
             piece_of = self._rust.id_to_token
@@ -80,8 +82,12 @@ class Tokenizer:
         """
         return self._encode(text, add_special_tokens, "prompt")
 
-    def encode_chat(self, messages: Sequence[Any], /, **template_options: Any) -> list[int]:
-        """Return the ids of a chat prompt; equal to ``apply_chat_template`` of transformers.
+    def encode_chat(
+        self, messages: Sequence[Any], /, *, allow_control_tokens: bool = False, **template_options: Any
+    ) -> list[int]:
+        """Return the ids of a chat prompt; equal to ``apply_chat_template`` of transformers for ordinary messages.
+
+        A control token written out in a message stays text, unless ``allow_control_tokens`` is set.
 
         Args:
             messages: as in the OpenAI API.
@@ -93,7 +99,11 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InvalidRequestError(NO_TEMPLATE, param="messages")
-        return self._encode(self.chat_template.render(messages, **template_options), False, "messages")
+        if allow_control_tokens:
+            return self._encode(self.chat_template.render(messages, **template_options), False, "messages")
+        hiding = self._control.hiding()
+        text = self.chat_template.render(messages, hiding, **template_options)
+        return self._encode(text, False, "messages", hidden=hiding.found)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ids; equal to pushing them through a detokenizer."""
@@ -116,9 +126,14 @@ class Tokenizer:
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return cast(str, self._rust.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, param: str, *, hidden: bool = False) -> list[int]:
         try:
-            ids = cast(list[int], self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
+            if hidden:
+                ids = self._control.encode(text, param)
+            else:
+                ids = cast(list[int], self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
+        except InvalidRequestError:
+            raise
         except TypeError as error:  # the text has no UTF-8 form
             raise InvalidRequestError(
                 f"{param} holds half of a surrogate pair, which is no character", param=param

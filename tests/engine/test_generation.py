@@ -10,6 +10,7 @@ import pytest
 from aserve.core.errors import (
     ContextLengthError,
     DeadlineExceededError,
+    DetokenizationError,
     EngineDeadError,
     EngineDrainingError,
     GenerationClosedError,
@@ -539,3 +540,30 @@ async def test_latencies_are_counted(manual):
     assert recorder.end_to_end.snapshot().num_values == 1
     assert recorder.num_prompt_tokens == 3
     assert recorder.num_generated_tokens == 6
+
+
+async def test_a_fault_in_making_text_ends_its_request_alone(manual, caplog):
+    """Whatever it raises: a panic in Rust is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    class Broken:
+        def push(self, token_ids):
+            raise Panic("in the decoder")
+
+    engine = manual(max_in_flight=1)
+    broken, other = engine.generate(max_tokens=3), engine.generate(max_tokens=3)
+    async with broken, other:
+        broken._choices[next(iter(broken._choices))]._detokenizer = Broken()
+        await engine.step()
+        with pytest.raises(DetokenizationError) as info:
+            await broken.next_deltas()
+        assert (info.value.status, info.value.code) == (500, "detokenization_failed")
+        assert "decoder" not in info.value.message
+        broken.leave()
+        await engine.step(3)
+        assert sum(len(d.token_ids) for d in await other.next_deltas()) == 3
+    assert engine.recorder.num_requests["error"] == 1
+    assert [r.levelname for r in caplog.records] == ["ERROR"]
+    await engine.assert_nothing_left()

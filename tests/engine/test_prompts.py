@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aserve.core.errors import ContextLengthError
+from aserve.core.errors import ContextLengthError, PromptError
 from aserve.engine.prompts import PromptEncoder
 
 pytestmark = pytest.mark.anyio
@@ -60,3 +60,21 @@ async def test_long_tokens_are_taken_into_account(capacity):
     assert len(await encoder.encode(" " * 10**6)) == 100
     with pytest.raises(ContextLengthError, match="at least 200"):
         await encoder.encode(" " * (2 * 10**6))
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, BaseException], ids=["error", "panic"])
+async def test_a_fault_in_encoding_ends_its_request_alone(running, monkeypatch, caplog, kind):
+    async with running() as engine:
+
+        def fail(*_, **__):
+            raise kind("/a/path in the tokenizer")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(engine.tokenizer, "encode", fail)
+            for use in (engine.encode("a"), engine.encode_chat([{"role": "user", "content": "a"}])):
+                with pytest.raises(PromptError) as info:
+                    await use
+                assert (info.value.status, info.value.code) == (500, "prompt_failed")
+                assert "path" not in info.value.message
+        assert await engine.encode("a") == [256, 97]
+    assert [r.levelname for r in caplog.records] == ["ERROR"] * 2

@@ -93,9 +93,9 @@ def test_content_that_is_absent_renders_as_nothing() -> None:
     assert shown == {"[user:hi][assistant:][tool:1]"}
 
 
-def test_text_parts_are_joined() -> None:
+def test_text_parts_are_lines() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]
-    assert template(CONTENTS).render([{"role": "user", "content": parts}]) == "[user:a b]"
+    assert template(CONTENTS).render([{"role": "user", "content": parts}]) == "[user:a\n b]"
 
 
 def test_a_template_that_reads_parts_gets_parts() -> None:
