@@ -130,6 +130,14 @@ def _make_store_kv(make: Maker, shape: Shape) -> Inputs:
     }
 
 
+def _make_rotary_and_store(make: Maker, shape: Shape) -> Inputs:
+    inputs = {**_make_store_kv(make, shape), **_make_rotary(make, shape)}
+    inputs["q"], inputs["k"], inputs["v"] = _fused_projection(make, shape)
+    if shape.get("norm"):
+        inputs |= {"q_weight": make.normal(shape["dim"]), "k_weight": make.normal(shape["dim"]), "eps": 1e-6}
+    return inputs
+
+
 def _make_paged_attention(make: Maker, shape: Shape) -> Inputs:
     query_lens, seq_lens, block_size = shape["query_lens"], shape["seq_lens"], shape["block_size"]
     num_blocks_each = [-(-length // block_size) for length in seq_lens]
@@ -317,6 +325,20 @@ _OPERATIONS = (
             {**_ODD, "tokens": 9, "block_size": 1, "skipped": (0, 4)},
             {**_ODD, "tokens": 7, "block_size": 24, "skipped": range(7)},
             {**_ODD, "tokens": 11, "block_size": 8, "apart": True},
+        ),
+        tuple({**sizes, "tokens": n, "block_size": 16} for sizes in (_SMOL, _QWEN) for n in (1, 8, 32, 512)),
+    ),
+    Operation(
+        "rotary_and_store",
+        _make_rotary_and_store,
+        ("q", "k", "k_cache", "v_cache"),
+        ("q", "k_cache", "v_cache"),
+        (
+            {**_SMOL, "tokens": 1, "block_size": 16},
+            {**_ODD, "tokens": 5, "block_size": 8, "norm": True, "skipped": (1,)},
+            {**_ODD, "tokens": 3, "block_size": 1, "rotated": 8, "norm": True},
+            {**_ODD, "tokens": 4, "block_size": 24, "apart": True, "rotated": 16},
+            {"heads": 17, "kv_heads": 1, "dim": 16, "tokens": 2, "block_size": 8, "norm": True, "apart": True},
         ),
         tuple({**sizes, "tokens": n, "block_size": 16} for sizes in (_SMOL, _QWEN) for n in (1, 8, 32, 512)),
     ),

@@ -8,6 +8,7 @@ where nothing else is said.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -134,6 +135,32 @@ class StoreKv(Protocol):
         ...
 
 
+class RotaryAndStore(Protocol):
+    """Everything between the projection and the attention: ``RmsNorm`` of heads, ``Rotary`` and ``StoreKv`` in one."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        q_weight: Tensor | None = None,
+        k_weight: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """Rotate ``q`` [T, Hq, D] in place, and write ``k``, rotated, and ``v`` [T, Hkv, D] to the caches.
+
+        With weights [D], which come in pairs, the heads of q and k are normalised first. Arguments and roundings are
+        those of the three operations; k may be overwritten.
+        """
+        ...
+
+
 class PagedAttention(Protocol):
     """Causal attention of a mixed batch of prefill chunks and decodes over the paged cache (Kwon et al. 2023)."""
 
@@ -199,6 +226,28 @@ class Sample(Protocol):
         ...
 
 
+def _in_turn(  # noqa: PLR0917 - the operands, after the set
+    kernels: KernelSet,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    if q_weight is not None and k_weight is not None:
+        kernels.rms_norm(q, q_weight, eps, out=q)
+        kernels.rms_norm(k, k_weight, eps, out=k)
+    kernels.rotary(q, k, positions, cos_sin)
+    kernels.store_kv(k, v, k_cache, v_cache, slot_mapping)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSet:
     """The operations a model is built from, all of one backend unless single ones were replaced."""
@@ -213,10 +262,17 @@ class KernelSet:
     store_kv: StoreKv
     paged_attention: PagedAttention
     sample: Sample
+    fused_rotary_and_store: RotaryAndStore | None = None
+    """None: ``rms_norm``, ``rotary`` and ``store_kv`` are called in turn. So must it be to swap one of these."""
     pack: PackMatrix = keep_plain
     use_threads: UseThreads = use_torch_threads
     form: str = ""
     """What carries the operations out, where a backend has more than one way; for people to read."""
+
+    @property
+    def rotary_and_store(self) -> RotaryAndStore:
+        """The fused operation, or its parts in turn."""
+        return self.fused_rotary_and_store or partial(_in_turn, self)
 
     @property
     def description(self) -> str:

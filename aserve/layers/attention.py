@@ -35,21 +35,29 @@ class Attention:
         self._softcap = spec.attention_softcap
         self._window = spec.sliding_windows[layer]
         self._cos_sin = cos_sin
-        self._rotary = ctx.kernels.rotary
-        self._store_kv = ctx.kernels.store_kv
+        self._eps = spec.rms_norm_eps
+        self._rotary_and_store = ctx.kernels.rotary_and_store
         self._attend = ctx.kernels.paged_attention
 
     def __call__(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """Return [T, H], a new tensor, for ``hidden`` [T, H]; writes this layer's keys and values to its caches."""
         qkv = self.qkv_proj(hidden).view(-1, self._num_all_heads, self._head_dim)
         q, k, v = qkv.split(self._heads, dim=1)  # views of [T, heads, head_dim]
-        if self.q_norm is not None and self.k_norm is not None:
-            self.q_norm.in_place(q)
-            self.k_norm.in_place(k)
-        self._rotary(q, k, batch.positions, self._cos_sin)
         slot_mapping, block_table = batch.groups[self._group]
         k_cache, v_cache = batch.kv_caches[self._cache]
-        self._store_kv(k, v, k_cache, v_cache, slot_mapping)
+        self._rotary_and_store(
+            q,
+            k,
+            v,
+            batch.positions,
+            self._cos_sin,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            q_weight=self.q_norm and self.q_norm.weight,
+            k_weight=self.k_norm and self.k_norm.weight,
+            eps=self._eps,
+        )
         out = self._attend(
             q,
             k_cache,

@@ -30,6 +30,11 @@ class RmsNorm:
         """Return the norm of ``x`` [..., size], a new tensor."""
         return self._norm(x, self._weight, self._eps)
 
+    @property
+    def weight(self) -> Tensor:
+        """[size], of the dtype in which the norm is scaled."""
+        return self._weight
+
     def in_place(self, x: Tensor) -> None:
         """Normalise ``x`` [..., size], whose rows may be strided."""
         self._norm(x, self._weight, self._eps, out=x)

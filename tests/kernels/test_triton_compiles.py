@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # Launches become compilations for compute capability 9.0.
 COMPILE_ONLY = """
 import torch
@@ -67,6 +69,7 @@ def compile_for_hopper(script, cache):
     )
 
 
+@pytest.mark.timeout(600)  # a minute of compiling, on an idle core
 def test_every_kernel_compiles_for_hopper(tmp_path):
     done = compile_for_hopper(EVERY_KERNEL, tmp_path)
     assert done.stdout == "compiled\n", done.stderr

@@ -7,14 +7,16 @@
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 #include <immintrin.h>
+#include "grid.c"
 
 #define PANEL 32
 #define AHEAD 8192 /* bytes to fetch ahead; the next panel is mostly this thread's as well */
 
 struct matmul {
-    const uint16_t *x, *w, *bias;
+    const uint16_t *x, *w, *bias; /* w: panels, the first of them number w_panel */
+    const struct grid_half *grid;
     void *out;
-    long tokens, x_stride, columns, rows, out_stride, panels, panels_each, tokens_each;
+    long w_panel, tokens, x_stride, columns, rows, out_stride, panels, panels_each, tokens_each;
     int wide; /* out is float32, holding values rounded to bfloat16 */
 };
 
@@ -70,7 +72,7 @@ INLINE void fetch(const uint16_t *w) {
 
 /* Up to 32 tokens by one panel. */
 INLINE void multiply_block(const struct matmul *m, long token, long count, long panel, int both_halves) {
-    const uint16_t *x = m->x + token * m->x_stride, *w = m->w + panel * PANEL * m->columns;
+    const uint16_t *x = m->x + token * m->x_stride, *w = m->w + (panel - m->w_panel) * PANEL * m->columns;
     size_t stride = (size_t)m->x_stride * 2;
     _tile_zero(0);
     _tile_zero(1);
@@ -131,7 +133,7 @@ static int may_multiply(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 
 /* Up to 8 tokens by one panel. */
 INLINE void multiply_block(const struct matmul *m, long token, int count, long panel) {
-    const uint16_t *x = m->x + token * m->x_stride, *w = m->w + panel * PANEL * m->columns;
+    const uint16_t *x = m->x + token * m->x_stride, *w = m->w + (panel - m->w_panel) * PANEL * m->columns;
     __m512 low[8], high[8];
     for (int i = 0; i < count; i++)
         low[i] = high[i] = _mm512_setzero_ps();
@@ -178,10 +180,20 @@ static int may_multiply(void) { return 1; }
 #endif
 
 static void matmul_task(void *argument, long i) {
-    const struct matmul *m = argument;
-    long groups = (m->panels + m->panels_each - 1) / m->panels_each;
-    long first = i % groups * m->panels_each, start = i / groups * m->tokens_each;
-    multiply_panels(m, first, min_of(m->panels, first + m->panels_each), start, min_of(m->tokens, start + m->tokens_each));
+    struct matmul m = *(const struct matmul *)argument;
+    long groups = (m.panels + m.panels_each - 1) / m.panels_each;
+    long first = i % groups * m.panels_each, last = min_of(m.panels, first + m.panels_each);
+    long start = i / groups * m.tokens_each, end = min_of(m.tokens, start + m.tokens_each);
+    if (!m.grid) {
+        multiply_panels(&m, first, last, start, end);
+        return;
+    }
+    uint16_t tiles[PANEL * m.columns] __attribute__((aligned(64)));
+    m.w = tiles;
+    for (m.w_panel = first; m.w_panel < last; m.w_panel++) {
+        expand_panel(m.grid + m.w_panel * (m.columns / 16), tiles, m.columns);
+        multiply_panels(&m, m.w_panel, m.w_panel + 1, start, end);
+    }
 }
 
 #define TASK_BYTES 98304  /* of w, where tokens are few: 5 us of reading */
@@ -189,10 +201,10 @@ static void matmul_task(void *argument, long i) {
 
 /* out[tokens][rows] = x[tokens][columns] w^T + bias; columns are a multiple of 32, the last dimensions contiguous. */
 EXPORT void aserve_matmul(
-    const uint16_t *x, const uint16_t *packed, const uint16_t *bias, void *out, long tokens, long columns, long rows,
-    long x_stride, long out_stride, int wide, int threads) {
-    struct matmul m = {x, packed, bias, out, tokens, x_stride, columns, rows, out_stride, (rows + PANEL - 1) / PANEL, 1,
-                       MOST_TOKENS, wide};
+    const uint16_t *x, const void *packed, const uint16_t *bias, void *out, long tokens, long columns, long rows,
+    long x_stride, long out_stride, int on_grid, int wide, int threads) {
+    struct matmul m = {x, on_grid ? NULL : packed, bias, on_grid ? packed : NULL, out, 0, tokens, x_stride, columns,
+                       rows, out_stride, (rows + PANEL - 1) / PANEL, 1, MOST_TOKENS, wide};
     if (tokens <= 64)
         m.panels_each = max_of(1, TASK_BYTES / (PANEL * 2 * columns));
     long wanted = 4 * (threads < 0 ? -threads : threads); /* tasks, so that nobody waits for long at the end */
