@@ -1,6 +1,7 @@
 """What remains of a request when it is over: one line in the log and one count in the metrics.
 
-Never keys, prompts or answers. Paths come from clients, so they are written escaped and cut.
+Never keys, prompts or answers. Paths come from clients, so they are written escaped and cut. Lines of refusals, which
+clients can cause at will, are bounded in number; the metrics count all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import anyio
 
 from aserve.core.errors import AserveError
 from aserve.server.asgi import RequestHead
+from aserve.server.log import LIMITED
 from aserve.server.request_counts import RequestCounts
 from aserve.server.usage import Usage
 
@@ -52,6 +54,7 @@ class RequestRecord:
                 tokens,
                 seconds,
                 self._head.request_id,
+                extra={LIMITED: f"{status} {outcome}"} if status >= 400 else None,
             )
 
     def close_with(self, error: AserveError) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "guard"))  # its clients
+sys.path[:0] = [str(HERE), str(HERE.parent / "guard")]  # the clients
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -66,7 +67,19 @@ async def open_engine(config: EngineConfig) -> AsyncIterator[Engine]:
         yield engine
 
 
+def jump(_: int, __: object) -> None:
+    """Set the wall clock a day ahead, or back."""
+    if time.time is REAL_TIME:
+        time.time = lambda: REAL_TIME() + 86400
+    else:
+        time.time = REAL_TIME
+
+
+REAL_TIME = time.time
+
 if __name__ == "__main__":
+    if OPTIONS.get("clock_jumps"):
+        signal.signal(signal.SIGUSR1, jump)
     server = ServerConfig(**{"port": 0, **OPTIONS.get("server", {})})
     settings = EngineConfig(model=ModelConfig(model="M"), scheduler=SchedulerConfig())
     sys.exit(run_server(settings, server, open_engine=open_engine))

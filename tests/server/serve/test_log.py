@@ -1,0 +1,72 @@
+"""The log: bounded lines, bounded numbers of them, and a writer that nobody has to wait for."""
+
+import logging
+import os
+
+from aserve.server.log import LIMITED, LineFormatter, LogWriter, Repeats
+
+
+def record(message: str, *args: object, level: int = logging.WARNING, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("aserve.x", level, "x.py", 1, message, args, None)
+    made.__dict__.update(extra)
+    return made
+
+
+def test_a_line_is_one_line_and_bounded() -> None:
+    """What a client has put into it cannot begin another line, nor fill a disk."""
+    line = LineFormatter().format(record("seen %s", "a\r\n2026 ERROR forged\x1b[2J\u2028b\0" + "c" * 10**6))
+    assert "\n" not in line and "\r" not in line and "\x1b" not in line and "\u2028" not in line and "\0" not in line
+    assert "\\r\\n2026 ERROR forged" in line and len(line) < 5000 and "characters)" in line
+
+
+def test_a_traceback_is_bounded() -> None:
+    try:
+        raise ValueError("v" * 10**6)
+    except ValueError as error:
+        made = record("failed")
+        made.exc_info = (type(error), error, error.__traceback__)
+    assert "Traceback" in (text := LineFormatter().format(made)) and len(text) < 20_000
+
+
+def test_repeated_lines_are_left_out_and_counted() -> None:
+    now = 0.0
+    repeats = Repeats(lambda: now)
+    assert sum(repeats.filter(record("client %d", n)) for n in range(500)) == 50
+    assert repeats.filter(record("another one"))
+    assert sum(repeats.filter(record("info %d", n, level=logging.INFO)) for n in range(500)) == 500
+    refused = [record("refused", level=logging.INFO, **{LIMITED: "401"}) for _ in range(60)]
+    assert sum(map(repeats.filter, refused)) == 50
+    assert repeats.filter(record("refused", level=logging.INFO, **{LIMITED: "404"}))
+    assert all(repeats.filter(record("end", level=logging.CRITICAL)) for _ in range(60))
+    now = 10.0
+    assert repeats.filter(late := record("client %d", 1))
+    assert late.getMessage() == "client 1 (450 lines like this one were left out)"
+
+
+def test_kinds_of_lines_are_bounded() -> None:
+    repeats = Repeats(lambda: 0.0)
+    for n in range(5000):
+        repeats.filter(record(f"kind {n}"))
+    assert len(repeats._kinds) <= 256
+
+
+def test_writer_never_waits() -> None:
+    """Its reader sleeps: lines are kept up to a limit, then lost and counted; later ones arrive."""
+    reading, writing = os.pipe()
+    log = LogWriter(writing)
+    for n in range(20_000):
+        log.put(f"line {n} " + "x" * 100)
+    log.flush(0.05)
+    seen = b""
+    while b"lines of the log were lost" not in seen:
+        seen += os.read(reading, 65536)
+        log.put("again")
+    assert b"line 0 " in seen and seen.count(b"line ") < 20_000
+    log.put("the last")
+    while b"the last\n" not in seen:
+        seen += os.read(reading, 65536)
+    log.flush(5)
+    os.close(reading)
+    log.put("into nothing")
+    log.flush(5)
+    os.close(writing)
