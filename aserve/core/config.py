@@ -17,14 +17,14 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 _TOO_LARGE = 2**63
 
 
-def parse_bytes(text: str) -> int:
-    """Read a size such as ``6GiB``, ``500MB`` or ``1048576``, in bytes. Raises ConfigError."""
+def parse_bytes(text: str, flag: str = "--kv-cache-memory") -> int:
+    """Read a size such as ``6GiB``, ``500MB`` or ``1048576``, in bytes. Raises ConfigError that names the flag."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
     if match is None:
-        raise ConfigError(f"--kv-cache-memory: {text!r} is not a size; write for example 6GiB, 500MB or 1048576")
+        raise ConfigError(f"{flag}: {text!r} is not a size; write for example 6GiB, 500MB or 1048576")
     size = float(match.group(1)) * _UNITS[(match.group(2) or "").lower()]
     if size >= _TOO_LARGE:
-        raise ConfigError(f"a size of {text.strip()[:20]}... is larger than any memory")
+        raise ConfigError(f"{flag}: a size of {text.strip()[:20]}... is larger than any memory")
     return int(size)
 
 
@@ -109,7 +109,10 @@ class CacheConfig:
         if self.kv_cache_memory is not None:
             _require(parse_bytes(self.kv_cache_memory) > 0, "--kv-cache-memory must be more than 0")
         if self.host_cache_memory is not None:
-            _require(parse_bytes(self.host_cache_memory) > 0, "--host-cache-memory must be more than 0")
+            _require(
+                parse_bytes(self.host_cache_memory, "--host-cache-memory") > 0,
+                "--host-cache-memory must be more than 0",
+            )
             _require(self.prefix_cache, "--host-cache-memory keeps prefixes, and --no-prefix-cache has none")
         fraction = self.gpu_memory_fraction
         _require(fraction is None or 0 < fraction <= 1, f"--gpu-memory-fraction must be above 0, up to 1: {fraction}")

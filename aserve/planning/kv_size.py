@@ -136,10 +136,8 @@ def _check_asked(sizing: Sizing, asked: int, memory: MemoryUse) -> None:
         name, value = "memory", cache.kv_cache_memory
         if cache.kv_cache_tokens is not None:
             name, value = "tokens", str(cache.kv_cache_tokens)
-        needed, room = show_size(asked * sizing.block_bytes), show_size(memory.available)
-        raise TooLittleMemoryError(
-            f"--kv-cache-{name} {value} needs {needed}, but {room} are available: {_uses(memory)}"
-        )
+        needed = show_size(asked * sizing.block_bytes)
+        raise TooLittleMemoryError(f"--kv-cache-{name} {value} needs {needed}, but {_room(memory)}: {_uses(memory)}")
 
 
 def _no_room(sizing: Sizing, memory: MemoryUse, least: int) -> str:
@@ -148,16 +146,20 @@ def _no_room(sizing: Sizing, memory: MemoryUse, least: int) -> str:
     if memory.on_gpu:
         allowed = _allowed(sizing.cache, memory)
         fraction = sizing.cache.gpu_memory_fraction or DEFAULT_GPU_FRACTION
-        room = f"{fraction:g} of {show_size(memory.total)} is {show_size(allowed)}, and {_uses(memory)}"
+        room = f"{fraction:g} of {show_size(memory.total)} is {show_size(allowed)}, {_uses(memory)}"
         return f"no memory is left for a KV cache of {needed}: {room}"
-    return f"no memory is left for a KV cache of {needed}: {show_size(memory.available)} are available, {_uses(memory)}"
+    return f"no memory is left for a KV cache of {needed}: {_room(memory)}, {_uses(memory)}"
+
+
+def _room(memory: MemoryUse) -> str:
+    return f"{show_size(memory.available)} of {show_size(memory.total)} are available"
 
 
 def _uses(memory: MemoryUse) -> str:
     graphs = f", CUDA graphs {show_size(memory.graphs)}" if memory.graphs else ""
     driver = " and the driver" if memory.on_gpu else ""
     return (
-        f"of {show_size(memory.total)} the weights take {show_size(memory.weights)}, a step's activations "
+        f"weights take {show_size(memory.weights)}, a step's activations "
         f"{show_size(memory.activations)}{graphs}, other programs{driver} {show_size(memory.others)}"
     )
 

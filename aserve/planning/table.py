@@ -16,7 +16,7 @@ _NAME = 48
 
 def memory_table(memory: MemoryUse, capacity: Capacity, *, token_bytes: int) -> str:
     """Return the lines; ``token_bytes`` is the KV of one token in the layers of one block."""
-    where = memory.device if memory.on_gpu else "host memory"
+    where = memory.device if memory.on_gpu else "the host"
     lines = [_row(f"memory of {where}", memory.total, memory.total)]
     lines += [_row(f"  {name}", size, memory.total) for name, size in memory_rows(memory)]
     if memory.host_kv:
@@ -43,12 +43,13 @@ def full_length_requests(capacity: Capacity) -> int:
 def _requests(capacity: Capacity, token_bytes: int) -> Iterator[str]:
     yield (
         f"KV cache: {capacity.num_kv_tokens:,} tokens in {capacity.num_blocks:,} blocks of {capacity.block_size}, "
-        f"{capacity.num_groups * token_bytes:,} bytes each"
+        f"{capacity.num_groups * token_bytes:,} bytes a token"
     )
     if capacity.num_groups > 1 or capacity.windows != (None,):
-        yield f"KV groups: {_windows(capacity.windows)}; tokens behind a window make room for others"
-    limit = "the context" if capacity.max_length == capacity.max_model_len else "the KV cache is the limit"
-    yield f"longest request: {capacity.max_length:,} tokens, prompt and answer together ({limit})"
+        yield f"KV groups: {_windows(capacity.windows)}"
+        yield "  (tokens behind a window make room for others)"
+    limit = "context" if capacity.max_length == capacity.max_model_len else "KV cache"
+    yield f"longest request: {capacity.max_length:,} tokens, prompt and answer together (the {limit})"
     num_requests = full_length_requests(capacity)
     full = " (--max-num-seqs)" if num_requests == capacity.max_num_seqs else ""
     yield f"requests of that length in parallel: {num_requests:,}{full}"

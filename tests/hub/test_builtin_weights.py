@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aserve.cli import env
-from aserve.hub import builtin_architecture, resolve
+from aserve.hub import BUILTIN_MODELS, builtin_architecture, resolve
 from aserve.text.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(300)]
@@ -26,6 +26,11 @@ def folder() -> Path:
 def test_the_architecture_is_the_one_in_the_table(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == [builtin_architecture("smollm2-135m")]
+
+
+def test_the_sizes_are_those_in_the_table(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    assert BUILTIN_MODELS["smollm2-135m"].config.items() <= config.items()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

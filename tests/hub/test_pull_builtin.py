@@ -39,7 +39,7 @@ def source(tiny_gguf: Path, tmp_path: Path) -> tuple[BuiltinModel, Path]:
             archive.writestr(f"{info}/RECORD", "")
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         parts.append(WheelFile(f"fake-part{n}==1.0", wheel.stat().st_size, digest, f"fake_part{n}/m.gguf.part"))
-    return BuiltinModel("fake", "LlamaForCausalLM", tuple(parts)), folder
+    return BuiltinModel("fake", {"architectures": ["LlamaForCausalLM"]}, tuple(parts)), folder
 
 
 def copier(folder: Path) -> Callable[..., None]:
@@ -101,7 +101,9 @@ def test_an_index_that_sends_something_else(source: Any, tmp_path: Path, num_fil
 def test_a_wheel_without_the_file(source: Any, tmp_path: Path) -> None:
     model, index = source
     wrong = BuiltinModel(
-        "fake", "LlamaForCausalLM", (WheelFile(model.parts[0].requirement, 1, model.parts[0].sha256, "nothing"),)
+        "fake",
+        {"architectures": ["LlamaForCausalLM"]},
+        (WheelFile(model.parts[0].requirement, 1, model.parts[0].sha256, "nothing"),),
     )
     with pytest.raises(ModelLoadError, match="holds no nothing"):
         pull_builtin(wrong, cache_dir=tmp_path / "cache", download=copier(index))

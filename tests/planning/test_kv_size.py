@@ -80,12 +80,12 @@ def test_windows_make_groups_that_share_the_blocks(make_sizing: Make) -> None:
     [
         (
             {"kv_cache_memory": "85GiB"},
-            "--kv-cache-memory 85GiB needs 85.00 GiB, but 82.25 GiB are available: of 100.00 GiB the weights take "
+            "--kv-cache-memory 85GiB needs 85.00 GiB, but 82.25 GiB of 100.00 GiB are available: weights take "
             "16.00 GiB, a step's activations 768.0 MiB, other programs and the driver 1.00 GiB",
         ),
         (
             {"kv_cache_tokens": 1_600_000, "total": 20 * GIB},
-            "--kv-cache-tokens 1600000 needs 97.66 GiB, but 2.25 GiB are available: of 20.00 GiB the weights take "
+            "--kv-cache-tokens 1600000 needs 97.66 GiB, but 2.25 GiB of 20.00 GiB are available: weights take "
             "16.00 GiB, a step's activations 768.0 MiB, other programs and the driver 1.00 GiB",
         ),
         (
@@ -99,13 +99,13 @@ def test_windows_make_groups_that_share_the_blocks(make_sizing: Make) -> None:
         (
             {"gpu_memory_fraction": 0.1775},
             "no memory is left for a KV cache of 16.0 MiB, which 256 tokens take: 0.1775 of 100.00 GiB is 17.75 GiB, "
-            "and of 100.00 GiB the weights take 16.00 GiB, a step's activations 768.0 MiB, other programs and the "
+            "weights take 16.00 GiB, a step's activations 768.0 MiB, other programs and the "
             "driver 1.00 GiB",
         ),
         (
             {**HOST, "total": STEP + 30 * MIB},
-            "no memory is left for a KV cache of 16.0 MiB, which 256 tokens take: 30.0 MiB are available, of "
-            "62.0 MiB the weights take 0.0 MiB, a step's activations 32.0 MiB, other programs 0.0 MiB",
+            "no memory is left for a KV cache of 16.0 MiB, which 256 tokens take: 30.0 MiB of 62.0 MiB "
+            "are available, weights take 0.0 MiB, a step's activations 32.0 MiB, other programs 0.0 MiB",
         ),
     ],
 )
