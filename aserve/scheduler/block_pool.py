@@ -8,7 +8,9 @@ costs a step no more than one of ten.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from aserve.core.step import NO_BLOCK
 
 PrefixKey = bytes
 """Names the content of a block: which tokens came before and in it, and for which group it was computed."""
@@ -22,6 +24,10 @@ class BlockPool:
 
     Args:
         on_evict: called with the key and the block when an indexed block is about to be reused for something else.
+
+    Attributes:
+        num_revivals: how often a free block got a holder by its key.
+        lookup: the block with this content, without taking hold of it.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[PrefixKey, int], None] | None = None) -> None:
@@ -30,6 +36,8 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._keys: list[PrefixKey | None] = [None] * num_blocks
         self._index: dict[PrefixKey, int] = {}
+        self.num_revivals = 0
+        self.lookup: Callable[[PrefixKey], int | None] = self._index.get  # a method around it would double its cost
         # ordered, and O(1) at both ends and in the middle, where a deque would need a scan to take out a block
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
@@ -65,14 +73,16 @@ class BlockPool:
                 self._on_evict(key, block_id)
         return block_id
 
-    def lookup(self, key: PrefixKey) -> int | None:
-        """The block with this content, without taking hold of it."""
-        return self._index.get(key)
+    def num_held(self, block_ids: Sequence[int]) -> int:
+        """How many of these blocks have a holder; ``NO_BLOCK`` has none."""
+        counts = self._ref_counts
+        return sum([counts[block_id] > 0 for block_id in block_ids if block_id != NO_BLOCK])
 
     def hold(self, block_id: int) -> None:
         """Add a holder to a block that ``lookup`` returned."""
         if self._ref_counts[block_id] == 0:
             del self._free[block_id]
+            self.num_revivals += 1
         self._ref_counts[block_id] += 1
 
     def release(self, block_id: int) -> None:

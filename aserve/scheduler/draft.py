@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from aserve.scheduler.sequence import Sequence
 
+HASH_BUDGET = 512
+"""Blocks hashed per plan beside a running batch: about 1 ms."""
+
 
 class Draft:
     """Rows by sequence, in the order in which they were granted.
 
     Attributes:
         budget: tokens that may still be granted.
+        hash_budget: blocks that may still be hashed to look for prefixes.
         rows: granted tokens per sequence.
         prefills: running sequences with more than one token to compute, in policy order.
         preempted: whether a sequence lost its blocks for this plan.
         num_promised_blocks: blocks that running prefills will need before they sample, and do not hold yet.
     """
 
-    __slots__ = ("budget", "num_promised_blocks", "preempted", "prefills", "rows")
+    __slots__ = ("budget", "hash_budget", "num_promised_blocks", "preempted", "prefills", "rows")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.hash_budget = HASH_BUDGET
         self.rows: dict[Sequence, int] = {}
         self.prefills: list[Sequence] = []
         self.preempted = False

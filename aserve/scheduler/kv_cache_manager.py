@@ -2,41 +2,25 @@
 
 Sits between the scheduler, which decides, ``BlockPool``, which counts, and ``HostCache``, which keeps what the pool
 has to give away. A sequence has one block table per KV group, all of one length; a window group's table has
-``NO_BLOCK`` where nothing is read any more. A prefix can be reused when the groups without a window hold all of it and
-each window group holds what the window before its end touches.
+``NO_BLOCK`` where nothing is read any more. Which prefixes are cached is the matter of ``PrefixMatcher``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from aserve.core.capacity import Capacity
 from aserve.core.step import NO_BLOCK, BlockCopy
-from aserve.scheduler.block_pool import BlockPool, PrefixKey
+from aserve.scheduler.block_pool import BlockPool
 from aserve.scheduler.host_cache import HostCache
 from aserve.scheduler.prefix_key import hash_at
+from aserve.scheduler.prefix_match import PrefixMatch, PrefixMatcher
 from aserve.scheduler.sequence import NEVER, Sequence
-
-
-@dataclass(slots=True)
-class PrefixMatch:
-    """A cached prefix as it was found; true until the next call that changes the pool.
-
-    Attributes:
-        num_blocks: its length in blocks.
-        tables: per group, the blocks that hold it; ``NO_BLOCK`` behind the window and for what is in host memory.
-        on_host: (group, index in the table, key) of the blocks that are to be restored.
-    """
-
-    num_blocks: int = 0
-    tables: list[list[int]] = field(default_factory=list[list[int]])
-    on_host: list[tuple[int, int, PrefixKey]] = field(default_factory=list[tuple[int, int, PrefixKey]])
 
 
 class KVCacheManager:
     """Block tables of sequences over one pool.
 
     Attributes:
+        prefixes: finds cached prefixes.
         num_host_hits: sequences whose prefix was in part restored from host memory.
         num_restored_tokens: tokens of those prefixes that at least one group restored.
     """
@@ -44,6 +28,7 @@ class KVCacheManager:
     def __init__(self, capacity: Capacity, *, prefix_cache: bool) -> None:
         self.host = HostCache(capacity.num_host_blocks if prefix_cache else 0)
         self.pool = BlockPool(capacity.num_blocks, self.host.save if self.host.num_slots else None)
+        self.prefixes = PrefixMatcher(capacity, self.pool, self.host)
         self.prefix_cache = prefix_cache
         self.num_host_hits = 0
         self.num_restored_tokens = 0
@@ -52,7 +37,6 @@ class KVCacheManager:
         self._num_groups = capacity.num_groups
         # an index entry without its group would let one group read what another has computed
         self._groups = [(number, bytes([number]), window) for number, window in enumerate(capacity.windows)]
-        self._full = [entry[:2] for entry in self._groups if entry[2] is None]
         self._windowed = [(number, tag, window) for number, tag, window in self._groups if window is not None]
         self._epoch = 0
 
@@ -64,66 +48,16 @@ class KVCacheManager:
     # -- finding a prefix --------------------------------------------------------------------------------------------
 
     def match_prefix(self, sequence: Sequence) -> PrefixMatch:
-        """Find the longest cached prefix of the sequence; nothing is taken hold of.
-
-        The last known token is always left to compute, since its logits are needed.
-        """
+        """Find the longest cached prefix of the sequence; nothing is taken hold of."""
         if not self.prefix_cache:
             return PrefixMatch(0, [[] for _ in self._groups])
-        num_blocks = self._usable_length(sequence, (len(sequence.token_ids) - 1) // self._block_size)
-        match = PrefixMatch(num_blocks)
-        end = num_blocks * self._block_size
-        for group, tag, window in self._groups:
-            first = self._capacity.first_block(window, end)
-            table = [NO_BLOCK] * first
-            for index in range(first, num_blocks):
-                key = self._hash_at(sequence, index) + tag
-                block_id = self.pool.lookup(key)
-                if block_id is None:
-                    match.on_host.append((group, index, key))
-                    block_id = NO_BLOCK
-                table.append(block_id)
-            match.tables.append(table)
-        return match
-
-    def num_cached(self, sequence: Sequence) -> int:
-        """Tokens of the longest cached prefix of the sequence."""
-        limit = (len(sequence.token_ids) - 1) // self._block_size
-        return self._usable_length(sequence, limit) * self._block_size if self.prefix_cache else 0
-
-    def _usable_length(self, sequence: Sequence, limit: int) -> int:
-        """Blocks of the longest prefix, up to ``limit``, that every group can start from."""
-        length = 0 if self._full else limit
-        while length < limit and all(self._is_cached(sequence, length, tag) for _, tag in self._full):
-            length += 1
-        known_from = {group: length for group, _, _ in self._windowed}  # these up to the length tried last are cached
-        while True:
-            for group, tag, window in self._windowed:
-                first = self._capacity.first_block(window, length * self._block_size)
-                index = min(known_from[group], length)
-                while index > first and self._is_cached(sequence, index - 1, tag):
-                    index -= 1
-                known_from[group] = index
-                if index > first:
-                    length = index - 1  # any longer one, up to the one tried, needs the missing block as well
-                    break
-            else:
-                return length
-
-    def _is_cached(self, sequence: Sequence, index: int, tag: bytes) -> bool:
-        key = self._hash_at(sequence, index) + tag
-        return self.pool.lookup(key) is not None or key in self.host
+        return self.prefixes.match(sequence)
 
     # -- taking hold -------------------------------------------------------------------------------------------------
 
     def num_blocks_to_take(self, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks used up by a sequence of ``num_tokens`` that starts from the matched prefix."""
-        pool = self.pool
-        shared = 0
-        for table in match.tables:
-            for block_id in table:
-                shared += block_id != NO_BLOCK and pool.ref_count(block_id) > 0
-        return self._capacity.num_blocks_for(num_tokens) - shared
+        return self._capacity.num_blocks_for(num_tokens) - sum(map(self.pool.num_held, match.tables))
 
     def start(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Give a sequence the prefix that ``match_prefix`` found."""
@@ -150,6 +84,7 @@ class KVCacheManager:
             block_id = self.pool.allocate()
             self.host.restore(key, block_id)
             self.pool.publish(block_id, key)
+            self.prefixes.note_published(key)
             match.tables[group][index] = block_id
         self.num_host_hits += 1
         self.num_restored_tokens += len({index for _, index, _ in match.on_host}) * self._block_size
@@ -193,7 +128,9 @@ class KVCacheManager:
                 for index in range(sequence.num_published_blocks, num_full):
                     prefix_hash = self._hash_at(sequence, index)
                     for group, tag, _ in self._groups:
-                        self.pool.publish(sequence.block_tables[group][index], prefix_hash + tag)
+                        key = prefix_hash + tag
+                        self.pool.publish(sequence.block_tables[group][index], key)
+                        self.prefixes.note_published(key)
             sequence.num_published_blocks = num_full
         if sequence.num_computed >= sequence.next_drop:
             self._drop_behind_windows(sequence)

@@ -13,11 +13,7 @@ from hashlib import blake2b
 from aserve.scheduler.sequence import Sequence
 
 HASH_BYTES = 16
-
-
-def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
-    """The prefix hash of a full block that follows the prefix ``parent``."""
-    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=HASH_BYTES).digest()
+_TOKEN_BYTES = array("q").itemsize
 
 
 def root_hash(cache_salt: bytes) -> bytes:
@@ -25,11 +21,22 @@ def root_hash(cache_salt: bytes) -> bytes:
     return blake2b(cache_salt, digest_size=HASH_BYTES, person=b"aserve-prefix").digest()
 
 
+def extend_hashes(sequence: Sequence, count: int, block_size: int) -> None:
+    """Make the sequence's prefix hashes up to ``count``; the tokens of so many blocks are known."""
+    hashes = sequence.block_hashes
+    start = len(hashes)
+    if count <= start:
+        return
+    parent = hashes[-1] if hashes else root_hash(sequence.request.cache_salt)
+    size = block_size * _TOKEN_BYTES
+    data = array("q", sequence.token_ids[start * block_size : count * block_size]).tobytes()
+    for offset in range(0, len(data), size):
+        parent = blake2b(parent + data[offset : offset + size], digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
+
+
 def hash_at(sequence: Sequence, index: int, block_size: int) -> bytes:
     """The prefix hash of a sequence's block ``index``, all of whose tokens are known."""
-    hashes = sequence.block_hashes
-    while len(hashes) <= index:
-        parent = hashes[-1] if hashes else root_hash(sequence.request.cache_salt)
-        start = len(hashes) * block_size
-        hashes.append(hash_block(parent, sequence.token_ids[start : start + block_size]))
-    return hashes[index]
+    if index >= len(sequence.block_hashes):
+        extend_hashes(sequence, index + 1, block_size)
+    return sequence.block_hashes[index]

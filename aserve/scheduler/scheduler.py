@@ -126,6 +126,8 @@ class Scheduler:
         draft = Draft(self.capacity.max_batch_tokens)
         self._schedule_decodes(draft)
         self._schedule_prefills(draft)
+        if self._waiting and not self._free_slots:
+            self._hash_ahead(self._waiting.front(), draft)  # whoever gets the next slot then starts at once
         return self._submit(draft) if draft.rows else None
 
     def commit(self, result: StepResult) -> tuple[TokenEvent, ...]:
@@ -221,8 +223,11 @@ class Scheduler:
             front = self._waiting.front()
             if before is not None and front[0].key > before:
                 return
-            index = pick_cached(front, self.kv.num_cached, self._prefix_lookahead) if len(front) > 1 else 0
+            self._hash_ahead(front, draft)
+            index = pick_cached(front, self.kv.prefixes.num_cached, self._prefix_lookahead) if len(front) > 1 else 0
             sequence = front[index]
+            if self._running and draft.hash_budget == 0:
+                return  # its hashes are made in pieces; a batch that runs does not stand still for them
             # a preempted sequence's last token may still be in flight; its value is needed to go on
             if sequence.num_pending or not self._start(sequence, draft):
                 return
@@ -230,13 +235,22 @@ class Scheduler:
             for overtaken in front[:index]:
                 overtaken.num_overtaken += 1
 
+    def _hash_ahead(self, front: list[Sequence], draft: Draft) -> None:
+        if self.kv.prefix_cache:
+            for sequence in front:
+                draft.hash_budget = self.kv.prefixes.hash_ahead(sequence, draft.hash_budget)
+
     def _start(self, sequence: Sequence, draft: Draft) -> bool:
         """Give a waiting sequence a slot and its first chunk, if its whole prompt has room."""
-        matched = self.kv.match_prefix(sequence)
         # A place more per running sequence stays free: without it an admission to the brim is preempted at once.
         reserve = draft.num_promised_blocks + len(self._running) * self.capacity.num_groups
+        room = self.kv.pool.num_free - reserve
+        if self._running and not self.kv.prefixes.may_fit(sequence, room):
+            return False
+        matched = self.kv.match_prefix(sequence)
         needed = self.kv.num_blocks_to_take(matched, len(sequence.token_ids))
-        if needed + reserve > self.kv.pool.num_free:
+        if needed > room:
+            self.kv.prefixes.refuse(sequence, matched, needed)
             return False
         self.kv.start(sequence, matched)
         self._note_prefix(sequence)

@@ -33,6 +33,7 @@ class Sequence:
         slot: the executor's state for this sequence, -1 while waiting.
         last_step_id: the last submitted step with a row of this sequence, -1 before the first.
         epoch: counts preemptions; a step's row with another epoch computed KV that is gone.
+        num_cached_blocks: blocks of a cached prefix when last looked for, -1 before; an estimate for the order.
         num_overtaken: how many that come after it in policy order were admitted before it for their cached prefix.
         num_cached_tokens: prompt tokens that came from the prefix cache when it first ran.
         finish_reason: set once it has ended; ``cancelled`` when it was ended from outside.
@@ -51,6 +52,7 @@ class Sequence:
         "max_length",
         "next_drop",
         "num_announced",
+        "num_cached_blocks",
         "num_cached_tokens",
         "num_computed",
         "num_covered",
@@ -84,6 +86,7 @@ class Sequence:
         self.slot = -1
         self.last_step_id = -1
         self.epoch = 0
+        self.num_cached_blocks = -1
         self.num_overtaken = 0
         self.num_cached_tokens = -1
         self.finish_reason: FinishReason | None = None
