@@ -20,6 +20,7 @@ from aserve.cli.settings import SERVER, TITLES, Setting, settings_of
 from aserve.core import errors
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig, ModelConfig, ServerConfig
+from aserve.core.memory import MemoryUse
 
 REFERENCE = Path("docs") / "reference"
 NOTE = "<!-- Made from the code by `make docs`; edit the code, not this page. -->"
@@ -73,7 +74,10 @@ def _scrape() -> str:
     from aserve.testing import FakeExecutor, write_byte_tokenizer
     from aserve.text.tokenizer import Tokenizer
 
-    capacity = Capacity(num_blocks=8, block_size=16, max_num_seqs=2, max_batch_tokens=32, max_model_len=64)
+    memory = MemoryUse(device="a GPU", on_gpu=True, total=2**30, others=0, weights=0, activations=0)
+    capacity = Capacity(
+        num_blocks=8, block_size=16, max_num_seqs=2, max_batch_tokens=32, max_model_len=64, memory=memory
+    )
     config = EngineConfig(model=ModelConfig(model="M"))
 
     async def scrape(tokenizer: Tokenizer) -> str:

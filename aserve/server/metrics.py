@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from aserve.core.capacity import Capacity
 from aserve.engine.stats import EngineStats, HistogramStats
+from aserve.planning.table import full_length_requests
 from aserve.server.engine_slot import EngineSlot
 from aserve.server.request_counts import RequestCounts
 
@@ -36,6 +38,17 @@ _GAUGES: tuple[tuple[str, str | None, str, Read], ...] = (
         None,
         "Since a step completed, or an engine without work was seen or given some.",
         lambda s: s.last_step_age_s,
+    ),
+)
+# name after the prefix, help, value
+_SIZES: tuple[tuple[str, str, Callable[[Capacity], float]], ...] = (
+    ("kv_cache_tokens", "Tokens that the KV cache holds.", lambda c: c.num_kv_tokens),
+    ("longest_request_tokens", "Longest prompt and answer together.", lambda c: c.max_length),
+    ("full_length_requests", "Requests of that length that run in parallel.", full_length_requests),
+    (
+        "host_kv_cache_bytes",
+        "Host memory for KV that left the cache.",
+        lambda c: 0 if c.memory is None else c.memory.host_kv,
     ),
 )
 _COUNTERS: tuple[tuple[str, str | None, str, Read], ...] = (
@@ -123,6 +136,7 @@ class _Numbers(Collector):
         yield up
         if engine is not None:
             yield from _engine_metrics(engine.stats(), engine.model_names[0])
+            yield from _capacity_metrics(engine.capacity, engine.model_names[0])
 
     def _http(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -158,6 +172,26 @@ def _engine_metrics(stats: EngineStats, model: str) -> Iterator[Metric]:
         for outcome, count in stats.num_requests.items():
             ends.add_metric([model, outcome], count)
         yield ends
+
+
+def _capacity_metrics(capacity: Capacity, model: str) -> Iterator[Metric]:
+    """The numbers of the table that the start prints."""
+    for name, text, read in _SIZES:
+        gauge = GaugeMetricFamily(f"aserve_{name}", text, labels=["model_name"])
+        gauge.add_metric([model], read(capacity))
+        yield gauge
+    memory = capacity.memory
+    if memory is None:
+        return
+    total = GaugeMetricFamily("aserve_memory_total_bytes", "Memory of the device.", labels=["model_name"])
+    total.add_metric([model], memory.total)
+    yield total
+    parts = GaugeMetricFamily(
+        "aserve_memory_bytes", "Where it goes, as the start found.", labels=["model_name", "kind"]
+    )
+    for kind in ("weights", "activations", "graphs", "kv_cache", "others", "unused"):
+        parts.add_metric([model, kind], getattr(memory, kind))
+    yield parts
 
 
 def _histogram(name: str, text: str, model: str, values: HistogramStats) -> Metric:

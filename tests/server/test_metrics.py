@@ -9,6 +9,8 @@ import string
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aserve.core.memory import MemoryUse
+
 pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
@@ -61,6 +63,32 @@ async def test_the_numbers_are_right(serving):
             assert got[prefix + "prompt_tokens_total"] == 22
         assert got["aserve_time_to_first_token_seconds_count"] == 1
         assert got["vllm:request_success_total"] == 1
+
+
+async def test_the_numbers_of_the_start_are_there(serving):
+    memory = MemoryUse(
+        device="a GPU", on_gpu=True, total=1000, others=10, weights=400, activations=50, graphs=7, kv_cache=500,
+        host_kv=64,
+    )  # fmt: skip
+    async with serving(memory=memory) as client:
+        text = await series(client)
+    families = {f.name: f for f in text_string_to_metric_families(text)}
+    by_kind = {s.labels["kind"]: s.value for s in families["aserve_memory_bytes"].samples}
+    parts = {"weights": 400, "activations": 50, "graphs": 7, "kv_cache": 500, "others": 10, "unused": 33}
+    assert by_kind == parts
+    got = totals(text)
+    assert got["aserve_memory_total_bytes"] == sum(parts.values())
+    assert got["aserve_kv_cache_tokens"] == 256 * 4
+    assert got["aserve_longest_request_tokens"] == 512
+    assert got["aserve_full_length_requests"] == 2
+    assert got["aserve_host_kv_cache_bytes"] == 64
+
+
+async def test_an_engine_that_measured_nothing_has_no_memory_series(serving):
+    async with serving() as client:
+        text = await series(client)
+        assert "aserve_memory_" not in text
+        assert "aserve_longest_request_tokens" in text
 
 
 async def test_clients_cannot_make_series(serving):
