@@ -71,10 +71,13 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence of the front: it runs now."""
         self._front.remove((sequence.key, sequence))
-        self._num_alive -= 1
+        self._leave()
 
     def drop(self) -> None:
         """One of the sequences is over: it no longer counts."""
+        self._leave()
+
+    def _leave(self) -> None:
         self._num_alive -= 1
         if self.num_entries > 2 * self._num_alive + SLACK:
             self._front = [entry for entry in self._front if not entry[1].is_over]
