@@ -266,6 +266,8 @@ class KernelSet:
     """None: ``rms_norm``, ``rotary`` and ``store_kv`` are called in turn. So must it be to swap one of these."""
     pack: PackMatrix = keep_plain
     use_threads: UseThreads = use_torch_threads
+    can_be_captured: bool = False
+    """Whether no operation looks at values on the host, so that a CUDA graph may hold it."""
     form: str = ""
     """What carries the operations out, where a backend has more than one way; for people to read."""
 

@@ -31,7 +31,7 @@ from aserve.runtime.host_memory import available_bytes
 from aserve.runtime.host_tier import HostTier, count_host_blocks
 from aserve.runtime.loader import load_model, read_spec
 from aserve.runtime.model_runner import LaunchedStep, ModelRunner
-from aserve.runtime.sizing import HostMeter, captured, check_weights, make_sizing, weights_do_not_fit
+from aserve.runtime.sizing import HostMeter, captured, captures_graphs, check_weights, make_sizing, weights_do_not_fit
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def build_executor(
         except MemoryError:
             raise _too_many_slots(limits, available_bytes()) from None
         memory = sizing.memory_with(capacity)
-        if device.type == "cuda" and config.model.cuda_graphs:
+        if captures_graphs(config, model):
             memory = captured(lambda: runner.capture_graphs(capacity), memory, device)
     capacity = replace(capacity, memory=memory)
     _log_summary(model, sizing, capacity, memory)

@@ -119,7 +119,7 @@ def _measure_gpu(config: EngineConfig, model: Model, limits: Limits, host: HostM
             f"or --max-num-seqs"
         ) from error
     graphs = 0
-    if config.model.cuda_graphs:  # they are captured over the KV cache, so there is nothing to measure yet
+    if captures_graphs(config, model):  # they are captured over the KV cache, so there is nothing to measure yet
         graphs = graph_bytes(
             model.spec, limits, dtype_bytes=model.ctx.dtype.itemsize, block_size=config.cache.block_size
         )
@@ -132,6 +132,11 @@ def _measure_gpu(config: EngineConfig, model: Model, limits: Limits, host: HostM
         activations=measured.activations,
         graphs=graphs,
     )
+
+
+def captures_graphs(config: EngineConfig, model: Model) -> bool:
+    """Whether steps of this model are captured: on CUDA, with kernels that allow it, unless it was turned off."""
+    return model.ctx.device.type == "cuda" and config.model.cuda_graphs and model.ctx.kernels.can_be_captured
 
 
 def _measure_host(config: EngineConfig, model: Model, limits: Limits, host: HostMeter) -> MemoryUse:

@@ -30,4 +30,5 @@ KERNELS = KernelSet(
     store_kv=store_kv.store_kv,
     paged_attention=paged_attention.paged_attention,
     sample=sample.sample,
+    can_be_captured=True,
 )

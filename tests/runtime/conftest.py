@@ -48,13 +48,20 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_executor(tiny_folder: Path) -> Callable[..., LocalExecutor]:
     def make(
-        folder: Path = tiny_folder, *, device: Any = "cpu", kernels: Any = "auto", **settings: Any
+        folder: Path = tiny_folder,
+        *,
+        device: Any = "cpu",
+        kernels: Any = "auto",
+        cuda_graphs: bool = True,
+        **settings: Any,
     ) -> LocalExecutor:
         """``settings`` are fields of CacheConfig and SchedulerConfig."""
         cache = {k: settings.pop(k) for k in list(settings) if k in CacheConfig.__dataclass_fields__}
         return build_executor(
             EngineConfig(
-                model=ModelConfig(model="tiny", dtype="float32", device=device, kernels=kernels),
+                model=ModelConfig(
+                    model="tiny", dtype="float32", device=device, kernels=kernels, cuda_graphs=cuda_graphs
+                ),
                 cache=CacheConfig(**cache),
                 scheduler=SchedulerConfig(**settings),
             ),

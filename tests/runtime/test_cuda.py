@@ -61,12 +61,17 @@ def make_requests() -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("kernels", ["triton", "reference"])
+@pytest.mark.parametrize(("kernels", "graphs"), [("triton", True), ("triton", False), ("reference", True)])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_are_those_of_the_cpu(make_executor: Any, drive: Any, layout: str, depth: int, kernels: str) -> None:
+def test_tokens_are_those_of_the_cpu(
+    make_executor: Any, drive: Any, layout: str, depth: int, kernels: str, graphs: bool
+) -> None:
+    """With CUDA graphs, without, and with kernels that cannot be captured, so that the setting has no effect."""
     expected = drive(make_executor(), make_requests())
-    executor: Any = make_executor(device="cuda", kernels=kernels, max_in_flight=depth, **LAYOUTS[layout])
+    executor: Any = make_executor(
+        device="cuda", kernels=kernels, cuda_graphs=graphs, max_in_flight=depth, **LAYOUTS[layout]
+    )
     if kernels == "triton":  # the reference reads lengths back, layer by layer
         executor = NoWaiting(executor)
     run = drive(executor, make_requests())
