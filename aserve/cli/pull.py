@@ -16,7 +16,7 @@ def pull(name: Annotated[str, Parameter()], *, revision: str | None = None) -> N
     Parameters
     ----------
     name
-        A built-in name (smollm2-135m; gemma3-270m, pull only so far: it cannot be served) or a Hugging Face hub id.
+        A built-in name (smollm2-135m, gemma3-270m) or a Hugging Face hub id.
     revision
         Revision of a hub id.
     """

@@ -52,9 +52,12 @@ async def test_what_is_missing_is_named(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_builtin_model_that_cannot_be_served_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="Gemma3ForCausalLM is not supported; known: Llama"):
-        async with open_engine(config_for("gemma3-270m"), cache_dir=tmp_path, offline=False):
+async def test_a_builtin_model_that_cannot_be_served_is_refused_before_it_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aserve.assembly.builtin_architecture", lambda _: "MambaForCausalLM")
+    with pytest.raises(ModelLoadError, match="MambaForCausalLM is not supported; known: Llama"):
+        async with open_engine(config_for("smollm2-135m"), cache_dir=tmp_path, offline=False):
             pass
     assert not list(tmp_path.iterdir())
 
