@@ -1,5 +1,7 @@
 """Matrices in a backend's own form: the product is that of the plain matrix, whatever the sizes."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -77,3 +79,73 @@ def test_other_dtypes_stay_plain(pack, dtype):
 @pytest.mark.parametrize("name", ["reference", "triton"])
 def test_backends_without_a_form_of_their_own_keep_it_plain(name):
     assert load(name).pack(draw(64, 64)) is None
+
+
+def on_grids(rows, columns, steps=None, offsets=None):
+    """A matrix as it comes from a checkpoint in GGUF's Q4_1."""
+    generator = torch.Generator().manual_seed(rows)
+    q = torch.randint(0, 16, (rows, columns // 32, 32), generator=generator).float()
+    q[..., 0], q[..., 1] = 0, 15
+    shape = (rows, columns // 32, 1)
+    steps = torch.rand(shape, generator=generator).mul(0.1) if steps is None else torch.full(shape, steps)
+    spread = torch.rand(shape, generator=generator) * -15 * steps  # the grid has both signs
+    offsets = spread if offsets is None else torch.full(shape, offsets)
+    return (q * steps.half().float() + offsets.half().float()).flatten(1).bfloat16()
+
+
+GRIDS = {
+    "random": {},
+    "of zero": {"steps": 0.0, "offsets": 0.0},
+    "of one value": {"steps": 0.0, "offsets": -3.0},
+    "around zero": {"steps": 0.125, "offsets": -1.0},
+    "of tiny steps": {"steps": 1e-6, "offsets": 0.0},
+    "of large numbers": {"steps": 1000.0, "offsets": -8000.0},
+    "far from zero": {"steps": 0.5, "offsets": 100.0},
+}
+
+
+@pytest.fixture(params=["native", "native-without-amx"])
+def native_pack(request):
+    kernels = native_backend(request.param)
+    if kernels.pack(draw(32, 32)) is None or TORCH_KERNELS.pack is kernels.pack or "," not in kernels.form:
+        pytest.skip("no bfloat16 products of its own on this machine")
+    return kernels.pack
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 40, 600])
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("size", [(96, 64), (17, 32), (50, 96)], ids=str)
+def test_a_matrix_on_grids_takes_5_bits_and_gives_the_same_to_the_last_bit(
+    native_pack, monkeypatch, size, grid, tokens
+):
+    weight, bias, x = on_grids(*size, **GRIDS[grid]), draw(size[0]), draw(tokens, size[1])
+    packed = native_pack(weight)
+    assert packed.num_bytes * 8 == -(-size[0] // 32) * 32 * size[1] * 5
+    monkeypatch.setattr("aserve_kernels.cpu.native.matmul._MOST_GRID_COLUMNS", 0)
+    plain = native_pack(weight)
+    assert plain.num_bytes == -(-size[0] // 32) * 32 * size[1] * 2
+    assert torch.equal(packed(x, bias), plain(x, bias))
+
+
+def changed(weight, value):
+    weight = weight.clone()
+    weight[5, 40] = value
+    return weight
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        draw(64, 64),
+        changed(on_grids(64, 64), math.nan),
+        changed(on_grids(64, 64), math.inf),
+        changed(on_grids(64, 64), 7e4),
+        changed(on_grids(64, 64, steps=0.125, offsets=-1.0), 0.126),
+    ],
+    ids=["random", "nan", "inf", "beyond float16", "one number beside its grid"],
+)
+def test_a_matrix_in_which_a_number_would_change_keeps_its_16_bits(native_pack, weight):
+    packed = native_pack(weight)
+    assert packed.num_bytes == 64 * 64 * 2
+    x = draw(3, 64)
+    torch.testing.assert_close(packed(x, None), functional.linear(x, weight), equal_nan=True, rtol=2e-2, atol=2e-2)

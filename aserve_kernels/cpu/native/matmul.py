@@ -62,7 +62,9 @@ def _pack_on_grids(library: Library, threads: Threads, weight: Tensor) -> Tensor
         return None
     packed = torch.empty(library.long.aserve_grid_size(*weight.shape), dtype=torch.uint8, device=weight.device)
     number = threads(torch.bfloat16)
-    return packed if library.long.aserve_pack_grid(weight.data_ptr(), packed.data_ptr(), *weight.shape, number) else None
+    return (
+        packed if library.long.aserve_pack_grid(weight.data_ptr(), packed.data_ptr(), *weight.shape, number) else None
+    )
 
 
 def _pack_plain(library: Library, weight: Tensor) -> Tensor:
