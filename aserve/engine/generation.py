@@ -211,18 +211,19 @@ class Generation:
         deltas: list[TextDelta] = []
         for request_id, group in groups.items():
             choice = self._choices[request_id]  # open still: after its end nothing comes into the mailbox
-            if group[-1].finish_reason is _ERROR:
-                self.close(GenerationError("the model's output is not a number; the answer cannot be completed"))
+            broken = group[-1].finish_reason is _ERROR
+            if broken:
                 group.pop()
-            if not group:
-                continue
-            delta = self._push(choice, group)
-            if delta is None:
-                break
-            deltas.append(delta)
-            if choice.finish_reason is not None:
+            if group:
+                delta = self._push(choice, group)
+                if delta is None:
+                    break
+                deltas.append(delta)
+            if choice.finish_reason is not None:  # by a stop string, too: then what follows it, an error even, is void
                 self._num_open -= 1
                 self._release((request_id,))
+            elif broken:
+                self.close(GenerationError("the model's output is not a number; the answer cannot be completed"))
         return deltas
 
     def _push(self, choice: Choice, events: list[TokenEvent]) -> TextDelta | None:

@@ -372,6 +372,20 @@ async def test_output_that_is_not_a_number_from_the_start(manual):
     await engine.assert_nothing_left()
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_an_error_behind_a_stop_string_is_void_however_it_is_read(manual, at_once):
+    """The step after the match runs before the cancel comes; what it brings counts for nothing, an error neither."""
+    engine = manual(next_token=lambda tokens, seed: 97 if len(tokens) == 3 else INVALID_TOKEN)
+    async with engine.generate(b"xyz", stop=("a",), max_tokens=5) as generation:
+        await engine.step(2 if at_once else 1)
+        (delta,) = await generation.next_deltas()
+        assert (delta.text, delta.finish_reason) == ("", STOP)
+        await engine.step(2)
+        assert await generation.next_deltas() == []
+    await engine.assert_nothing_left()
+    assert engine.recorder.num_requests == {"stop": 1, "length": 0, "error": 0, "cancelled": 0}
+
+
 async def test_single_deltas_and_all_at_once_can_be_mixed(manual):
     engine = manual()
     async with engine.generate(max_tokens=2, n=3) as generation:
