@@ -67,7 +67,7 @@ class Ask:
 
 def draw_ask(chance: Chance, index: int, capacity: Capacity, *, at_s: float, calm: bool) -> Ask:
     """A request; ``calm`` ones are valid, and their clients stay."""
-    via: Via = chance.choices(("http", "stream", "generation", "probe"), (10, 2, 2, 1))[0]
+    via: Via = chance.choices(("http", "stream", "generation", "probe"), (10, 2, 2, 1))[0]  # type: ignore[assignment]
     if via == "probe":
         return Ask(index=index, at_s=at_s, via=via, manner="stays")
     manner = _draw_manner(chance, via, calm=calm)
@@ -78,7 +78,7 @@ def draw_ask(chance: Chance, index: int, capacity: Capacity, *, at_s: float, cal
     fields: dict[str, Any] = {
         "model": MODEL,
         "seed": chance.randrange(1000),
-        "max_tokens": chance.randint(1, 14),
+        "max_tokens": chance.choice((1, 2, 6, 12, 20, 30)),
         "n": chance.choice((1, 1, 1, 2, 3)),
     }
     if chance.flip(0.25):
@@ -95,7 +95,7 @@ def draw_ask(chance: Chance, index: int, capacity: Capacity, *, at_s: float, cal
         drawn |= _draw_http(chance, fields, manner, calm=calm)
     else:
         drawn["way"] = chance.choice(("cancel", "break", "close")) if manner == "leaves" else ""
-    drawn["leaves_s"] = chance.choice((0.0, chance.uniform(0, 0.05), chance.uniform(0, 1.0)))
+    drawn.setdefault("leaves_s", chance.choice((0.0, chance.uniform(0, 0.05), chance.uniform(0, 0.4))))
     expected: tuple[Expected, ...] = ()
     if drawn.get("refused") is None:
         expected = tuple(choice for text in prompts for choice in _expected(text, fields, capacity))

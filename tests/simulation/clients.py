@@ -166,7 +166,7 @@ async def _read(generation: Generation, deltas: list[TextDelta], count: int | No
     async for delta in generation:
         deltas.append(delta)
         if count is not None and len(deltas) > count:
-            return all(generation.finish_reasons)
+            return False
     return True
 
 

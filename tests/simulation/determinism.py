@@ -12,10 +12,9 @@ import random
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import anyio.to_thread
 import trio
@@ -88,6 +87,19 @@ class WallClock:
 
 
 @contextmanager
+def replace(replaced: Mapping[tuple[Any, str], object]) -> Generator[None]:
+    """Have (owner, name) mean something else for a while. A tenth of the cost of ``unittest.mock.patch``."""
+    saved = {(owner, name): getattr(owner, name) for owner, name in replaced}
+    try:
+        for (owner, name), value in replaced.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name), value in saved.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
 def deterministic(seed: int, clock: VirtualClock, wall: WallClock) -> Generator[None]:
     """Make a ``trio.run`` with this clock depend on the seed alone."""
     chance = Chance(seed, "interpreter")
@@ -108,9 +120,7 @@ def deterministic(seed: int, clock: VirtualClock, wall: WallClock) -> Generator[
     collecting = gc.isenabled()
     gc.disable()  # finalisers run when the last reference goes, never at a moment that depends on the heap
     try:
-        with ExitStack() as stack:
-            for (owner, name), value in replaced.items():
-                stack.enter_context(patch.object(owner, name, value))
+        with replace(replaced):
             yield
     finally:
         random.setstate(saved)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from aserve.engine.bridge import CommandQueue
-from aserve.engine.messages import Command
+from aserve.engine.messages import Command, Submit
 from aserve.engine.step_loop import Pause
 
 if TYPE_CHECKING:
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 class ObservedCommands(CommandQueue):
     """The real queue, and a list of what is in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__()
+        self._world = world
         self.untaken: list[Command] = []
         self.arrived = trio.Event()
 
     def put(self, command: Command) -> None:
         super().put(command)
+        if isinstance(command, Submit):
+            self._world.busy_s = trio.current_time()
         self.untaken.append(command)
         self.arrived.set()
 
@@ -42,7 +45,7 @@ class SimulatedHost:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.commands: ObservedCommands = ObservedCommands()
+        self.commands: ObservedCommands = ObservedCommands(world)
         self._callbacks: list[Callable[[], object]] = []
         self._called = trio.Event()
         self._ended = False
@@ -67,7 +70,7 @@ class SimulatedHost:
     async def _run(self, moves: Iterator[object]) -> None:
         for pause in moves:
             self._num_moves += 1
-            self._world.inspect()
+            self._world.inspect(moved=True)
             await self._let_pass(pause)
         self._ended = True
         self._world.log("step loop ended")
@@ -106,4 +109,4 @@ class SimulatedHost:
             callbacks, self._callbacks = self._callbacks, []
             for callback in callbacks:
                 callback()
-            self._world.inspect()
+            self._world.inspect(moved=False)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import trio
 
@@ -20,12 +19,14 @@ from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig
 from aserve.core.errors import EngineDrainingError, ModelLoadError
 from aserve.core.step import StepExecutor, StepResult, TokenEvent
+from aserve.engine import engine as engine_module
 from aserve.engine.engine import Engine, run_engine
 from aserve.scheduler import Scheduler
 from aserve.server import serve
 from aserve.server.app import create_app
 from tests.simulation.asks import MODEL
 from tests.simulation.connection import SimulatedServer
+from tests.simulation.determinism import replace
 from tests.simulation.host import SimulatedHost
 from tests.simulation.model import ByteTokenizer, SimulatedExecutor
 
@@ -80,7 +81,7 @@ def remember_scheduler(world: World) -> Generator[None]:
         scheduler.commit = observed  # type: ignore[method-assign]
         return scheduler
 
-    with patch("aserve.engine.engine.Scheduler", make):
+    with replace({(engine_module, "Scheduler"): make}):
         yield
 
 
@@ -122,9 +123,7 @@ class ServerProcess:
             (os, "_exit"): exit_process,
             (trio, "open_signal_receiver"): self._receiver,
         }
-        with ExitStack() as stack:
-            for (owner, name), value in surroundings.items():
-                stack.enter_context(patch.object(owner, name, value))
+        with replace(surroundings):
             yield
 
     async def run(self) -> None:

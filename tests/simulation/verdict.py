@@ -67,7 +67,7 @@ def judge(world: World, ask: Ask, connection: Connection, times: Times) -> None:
     absent = connection.gone_s is not None or connection.stuck_s is not None
     _judge_times(world, ask, connection, times, where)
     if not connection.complete:
-        world.expect(absent or connection.forced, f"{where}: the answer has no end")
+        world.expect(absent or connection.forced or world.was_stopped, f"{where}: the answer has no end")
     if connection.status == 0 or (connection.status != 200 and not connection.complete):
         return
     answer = _read(connection, ask)
@@ -161,11 +161,11 @@ def _judge_times(world: World, ask: Ask, connection: Connection, times: Times, w
         world.expect(late <= 0, f"{where}: runs on for {late:.3f} s too long after its client has left")
     elif connection.stuck_s is not None:
         limit_s = max(SEND_S, 1.5 * world.scenario.server.stall_timeout_s + GRACE_S)
-        late = times.ended_s - connection.stuck_s - limit_s - slack_s
+        late = times.ended_s - connection.stuck_s - limit_s - slack_s - 2 * ask.send_s
         world.expect(late <= 0, f"{where}: runs on for {late:.3f} s too long with a client that is stuck")
-    elif ask.refused is None:
+    elif ask.refused is None and ask.manner != "half body":
         limit_s = _limit_s(ask, b"x-request-timeout", world.scenario.server.request_timeout_s)
-        late = times.ended_s - times.asked_s - limit_s - slack_s
+        late = times.ended_s - times.asked_s - limit_s - slack_s - 5 * ask.send_s
         world.expect(late <= 0, f"{where}: runs on for {late:.3f} s after its deadline")
 
 

@@ -85,10 +85,10 @@ class World:
         assert self._tasks is not None
         self._tasks.start_soon(task, *args)
 
-    def inspect(self) -> None:
-        """Look at everything. Called after every move of the step loop and every delivery."""
+    def inspect(self, *, moved: bool) -> None:
+        """Look at everything. Called after every move of the step loop, and every delivery to the event loop."""
         if not self.is_over:
-            self.observer.look()
+            self.observer.look(moved=moved)
 
     def note_engine(self, engine: Engine) -> None:
         self.engine = engine
@@ -126,6 +126,11 @@ class World:
         }
         known = [holds for beginning, holds in reasons.items() if text.startswith(beginning)]
         self.expect(any(known), f"logged for no reason: {record.levelname} {text} {record.exc_info or ''}")
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether all timers ran out together: a program with an ordinary clock that stood still for long."""
+        return not self.scenario.standalone and self.paused_s >= self.scenario.server.stall_timeout_s
 
     @property
     def hangs(self) -> bool:
