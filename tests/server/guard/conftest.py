@@ -1,9 +1,11 @@
 """Puts the helpers beside the tests on their import path; everything here runs on trio."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,10 +35,10 @@ class Stock:
         self._process: subprocess.Popen[str] | None = None
         self._port = 0
 
-    def port(self) -> int:
+    def port(self, **settings: Any) -> int:
         if not self.alive():
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "guard_stock.py")],
+                [sys.executable, str(HERE / "guard_stock.py"), json.dumps(settings)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
@@ -47,6 +49,16 @@ class Stock:
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def terminate(self, seconds: float) -> bool:
+        """SIGTERM; whether it ends within this time."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def end(self) -> None:
         if self._process is not None:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import trio
-from guard_client import PREFACE, H2Peer, Narrow, Peer, ask, count, settles
+from guard_client import HELLO, PREFACE, H2Peer, Narrow, Peer, RawH2Peer, ask, count, settles
 from h2.settings import Settings
 from hpack import Encoder
-from hyperframe.frame import GoAwayFrame, HeadersFrame, PriorityFrame
+from hyperframe.frame import GoAwayFrame, HeadersFrame, PingFrame, PriorityFrame
 
 LATIN = b"\xe9"
 
@@ -227,6 +227,70 @@ async def early_answer_is_lost(port: int) -> bool:
     return True
 
 
+async def unread_body_holds_up_siblings(port: int) -> bool:
+    """An app that reads nothing of its upload: the other streams of its connection go on."""
+    peer = await H2Peer.connect(port)
+    upload = await peer.request("/raw?n=60&ms=20", method="POST", end=False)
+    for _ in range(14):  # more messages than hypercorn queues for an app
+        peer.h2.send_data(upload, b"x" * 100)
+        await peer.flush()
+        await peer.pump(lambda: False, 0.02)
+    other = await peer.request("/ok")
+    answered = await peer.over(other, seconds=0.5)
+    await peer.finish()
+    return answered
+
+
+async def flood_of_pings(port: int) -> bool:
+    """Frames that carry nothing, without an end: the connection is ended."""
+    peer = await RawH2Peer.connect(port)
+    await peer.send(HELLO)
+    for _ in range(20):
+        await peer.send(PingFrame(0, opaque_data=b"12345678").serialize() * 200)
+        await peer.pump(lambda: False, 0.005)
+    return peer.goaway_code == 11 or await peer.closed(0.1)
+
+
+async def malformed_request_ends_siblings(port: int) -> bool:
+    peer = await H2Peer.connect(port)
+    sibling = await peer.request("/raw?n=20&ms=10")
+    odd = peer.begin("/ok", headers=[("x", "y")])
+    peer.h2.data_to_send()
+    fields = [(b":method", b"GET"), (b":path", b"/ok"), (b":scheme", b"http"), (b":authority", b"x")]
+    await peer.send(headers_frame(odd, *fields, (b"connection", b"close")))
+    whole = await peer.over(sibling, odd) and peer.streams[sibling].ended and peer.streams[odd].reset == 1
+    await peer.finish()
+    return whole
+
+
+async def overlong_frame_is_awaited(port: int) -> bool:
+    """A frame of 16 MB that is announced is refused at once, and not when it is in memory."""
+    peer = await RawH2Peer.connect(port)
+    await peer.send(HELLO + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01")
+    refused = await peer.pump(lambda: peer.goaway_code is not None, 0.3)
+    await peer.finish()
+    return refused
+
+
+async def length_beside_chunks(port: int) -> bool:
+    """A request with both is refused, since a proxy may have taken the other for its end."""
+    peer = await Peer.connect(port)
+    await peer.get("/read", "Content-Length: 4", "Transfer-Encoding: chunked", method="POST")
+    await peer.send(b"0\r\n\r\n")
+    await peer.until(b"HTTP/1.1 ", 1)
+    await peer.finish()
+    return peer.status == 400
+
+
+async def continue_before_a_refusal(port: int) -> bool:
+    """A client that asks before it sends its body is not asked for the body that is then refused."""
+    peer = await Peer.connect(port)
+    await peer.get("/early", "Content-Length: 4", "Expect: 100-continue", method="POST")
+    await peer.until(b"too large", 1)
+    await peer.finish()
+    return b" 413 " in peer.data and b"HTTP/1.1 100" not in peer.data
+
+
 FAULTS = {
     f.__name__: f
     for f in (
@@ -250,5 +314,11 @@ FAULTS = {
         sender_of_a_dead_connection,
         left_while_pipelining,
         early_answer_is_lost,
+        unread_body_holds_up_siblings,
+        flood_of_pings,
+        malformed_request_ends_siblings,
+        overlong_frame_is_awaited,
+        length_beside_chunks,
+        continue_before_a_refusal,
     )
 }

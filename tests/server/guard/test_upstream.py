@@ -6,6 +6,8 @@ Then its patch can go, together with its row in ``guard_faults``.
 from importlib.metadata import version
 
 import pytest
+import trio
+from guard_client import H2Peer, Peer, ask, serving
 from guard_faults import FAULTS, goaway_ends_the_process
 
 pytestmark = pytest.mark.anyio
@@ -21,6 +23,74 @@ async def test_upstream_still_has(fault, stock) -> None:
         assert not await fault(stock.port()), "hypercorn behaves now: this patch may no longer be needed"
     finally:
         stock.end()
+
+
+# What a setting of hypercorn does; ``GuardConfig.from_server`` has the values that avoid it.
+
+
+async def _streams_end(port: int) -> bool:
+    peer = await H2Peer.connect(port)
+    streams = [peer.begin("/raw?n=40&ms=20") for _ in range(3)]
+    await peer.flush()
+    return await peer.over(*streams, seconds=4) and all(peer.streams[s].ended for s in streams)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"keep_alive_max_requests": 2}, {"read_timeout": 0.3}],
+    ids=["max requests", "read timeout"],
+)
+async def test_settings_that_cut_streams(settings, stock) -> None:
+    try:
+        assert not await _streams_end(stock.port(**settings)), "hypercorn lets streams finish now"
+    finally:
+        stock.end()
+    async with serving(**settings) as running:
+        assert await _streams_end(running.port)
+
+
+async def test_stop_with_a_client_that_does_not_read(stock) -> None:
+    """Ours: ``test_connection.test_stop_with_a_client_that_does_not_read``."""
+    try:
+        peer = await Peer.connect(stock.port(), receive_buffer=4096)
+        await peer.get("/stuck?kib=65536")
+        await trio.sleep(0.5)
+        assert not stock.terminate(4), "hypercorn ends in spite of a client that does not read"
+    finally:
+        stock.end()
+
+
+async def test_engine_in_the_lifespan_dies_unnoticed(stock) -> None:
+    """Ours is not in the lifespan; ``tests/server/serve`` has its death end the process."""
+    try:
+        port = stock.port(engine=True)
+        await trio.sleep(1)
+        assert await ask(port) == b"ok", "hypercorn ends when its lifespan fails"
+    finally:
+        stock.end()
+
+
+async def test_quart_cuts_answers_after_its_timeout() -> None:
+    """Quart's RESPONSE_TIMEOUT, 60 s, is on the whole answer; our small routes set it to None."""
+    from quart_trio import QuartTrio
+
+    app = QuartTrio("slow")
+
+    @app.route("/slow")
+    async def slow() -> object:
+        async def pieces() -> object:
+            for _ in range(30):
+                yield b"piece"
+                await trio.sleep(0.02)
+
+        return pieces()
+
+    for limit, whole in ((0.2, False), (None, True)):
+        app.config["RESPONSE_TIMEOUT"] = limit
+        async with serving(app) as running:
+            peer = await Peer.connect(running.port)
+            await peer.get("/slow")
+            assert await peer.until(b"0\r\n\r\n", 3) is whole
 
 
 def test_the_guard_is_for_this_version() -> None:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,7 +51,8 @@ def executor() -> FakeExecutor:
     if how == "slow":
         time.sleep(3600)
     kind = Stuck if how == "stuck" else FakeExecutor
-    return kind(CAPACITY, step_s=OPTIONS.get("step_s", 0.005), fail_at_step=OPTIONS.get("fail_at_step"))
+    capacity = replace(CAPACITY, **OPTIONS.get("capacity", {}))
+    return kind(capacity, step_s=OPTIONS.get("step_s", 0.005), fail_at_step=OPTIONS.get("fail_at_step"))
 
 
 @asynccontextmanager
@@ -81,5 +83,5 @@ if __name__ == "__main__":
     if OPTIONS.get("clock_jumps"):
         signal.signal(signal.SIGUSR1, jump)
     server = ServerConfig(**{"port": 0, **OPTIONS.get("server", {})})
-    settings = EngineConfig(model=ModelConfig(model="M"), scheduler=SchedulerConfig())
+    settings = EngineConfig(model=ModelConfig(model="M"), scheduler=SchedulerConfig(**OPTIONS.get("scheduler", {})))
     sys.exit(run_server(settings, server, open_engine=open_engine))
