@@ -27,6 +27,8 @@ _END_TOKENS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|
 
 _CONTROL = 3  # token type
 
+_GEMMA3_27B_LAYERS = 62
+
 _LLAMA3_CONTEXT = 8192
 """Trained context of the Llama 3 models; their GGUF files hold only the resulting frequencies."""
 
@@ -61,7 +63,6 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": file.integer("{arch}.context_length"),
         "rms_norm_eps": _short(file.number("{arch}.attention.layer_norm_rms_epsilon")),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "hidden_act": "silu",
         "dtype": "bfloat16",
         "use_cache": True,
         "rope_parameters": _rope(file),
@@ -73,8 +74,9 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         config["mlp_bias"] = False
     window = file.integer("{arch}.attention.sliding_window", 0)
     if model_type == "gemma3_text":
-        config |= _gemma(config, window)
-    elif window:
+        return config | _gemma(config, window)
+    config["hidden_act"] = "silu"
+    if window:
         raise ModelLoadError(f"{file.path}: sliding windows of {file.architecture} cannot be converted from GGUF")
     return config
 
@@ -101,6 +103,9 @@ def _token_ids(file: GgufFile) -> dict[str, int]:
 def _gemma(config: dict[str, Any], window: int) -> dict[str, Any]:
     """Settings that every Gemma 3 text model shares (its model card and transformers' configuration)."""
     layers = config["num_hidden_layers"]
+    query_scalar = config["head_dim"]
+    if layers == _GEMMA3_27B_LAYERS:  # GGUF has no key for it: llama.cpp, too, knows this one model by its layers
+        query_scalar = config["hidden_size"] // config["num_attention_heads"]
     rope = {
         "full_attention": config["rope_parameters"],
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -110,7 +115,7 @@ def _gemma(config: dict[str, Any], window: int) -> dict[str, Any]:
         "sliding_window": window,
         "attention_bias": False,
         "layer_types": ["full_attention" if n % 6 == 5 else "sliding_attention" for n in range(layers)],
-        "query_pre_attn_scalar": config["head_dim"],
+        "query_pre_attn_scalar": query_scalar,
         "rope_parameters": rope,
         "final_logit_softcapping": None,
         "attn_logit_softcapping": None,

@@ -16,7 +16,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from aserve.core.errors import ModelLoadError
+from aserve.core.model_spec import ModelSpec
+from aserve.hub.gguf_config import model_config
 from aserve.hub.gguf_convert import convert_gguf
+from aserve.hub.gguf_file import GgufFile
 
 QWEN = {"rope.freq_base": 1000000.0, "attention.layer_norm_rms_epsilon": 1e-6}
 
@@ -240,3 +243,23 @@ def test_llama_3_rope_is_recovered(gguf: Any, tmp_path: Path) -> None:
     assert rope_of(gguf, tmp_path, {"rope.freq_base": 500000.0}, rope_freqs=divisors) == rope
     with pytest.raises(ModelLoadError, match="not those of Llama 3"):
         rope_of(gguf, tmp_path, {"rope.freq_base": 500000.0}, rope_freqs=divisors[::-1].copy())
+
+
+@pytest.mark.parametrize(("num_layers", "scalar"), [(18, 32), (62, 16)])
+def test_configuration_of_a_gemma(gguf: Any, tmp_path: Path, num_layers: int, scalar: int) -> None:
+    """Of 62 layers is the 27B model, which scales queries by hidden size over heads."""
+    vocabulary = gguf.byte_level()
+    keys = {
+        **gguf.LLAMA, "block_count": num_layers, "attention.key_length": 32, "attention.sliding_window": 512,
+        "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
+    }  # fmt: skip
+    tensors = gguf.llama_tensors(len(vocabulary.tokens), tied=True)
+    file = GgufFile(gguf.write_gguf(tmp_path / "m.gguf", "gemma3", keys, tensors, vocabulary))
+    config = model_config(file)
+    spec = ModelSpec.from_hf(config)
+    assert spec.attention_scale == scalar**-0.5
+    assert spec.sliding_windows[:6] == (512,) * 5 + (None,)
+    assert (spec.rope.rope_type, spec.rope.theta, spec.rope.factor) == ("linear", 1e6, 8.0)
+    assert (spec.window_rope.rope_type, spec.window_rope.theta) == ("default", 1e4)
+    assert config["hidden_activation"] == "gelu_pytorch_tanh"
+    assert "hidden_act" not in config
