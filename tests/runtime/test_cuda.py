@@ -94,7 +94,7 @@ def test_default_size_leaves_a_tenth_of_the_device(make_executor: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gpu_memory_fraction": 0.0001}, "no memory is left for the KV cache.*set --gpu-memory-fraction 0"),
+        ({"gpu_memory_fraction": 0.0001}, "no memory is left for a KV cache of.*set --gpu-memory-fraction 0"),
         ({"kv_cache_memory": "9999GiB"}, "set at most --kv-cache-memory"),
     ],
 )
