@@ -15,6 +15,7 @@ from aserve.core.errors import ConfigError
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 _TOO_LARGE = 2**63
+_SMALLEST_SIZE = 1024
 
 
 def parse_bytes(text: str, flag: str = "--kv-cache-memory") -> int:
@@ -26,6 +27,14 @@ def parse_bytes(text: str, flag: str = "--kv-cache-memory") -> int:
     if size >= _TOO_LARGE:
         raise ConfigError(f"{flag}: a size of {text.strip()[:20]}... is larger than any memory")
     return int(size)
+
+
+def _check_size(flag: str, text: str) -> None:
+    """Refuse sizes that are no memory anybody meant: a share, or a number whose unit was left out."""
+    size, number = parse_bytes(text, flag), text.strip()
+    hint = f"; a share of a GPU is set by --gpu-memory-fraction {number}" if number.startswith("0.") else ""
+    _require(size > 0, f"{flag} must be more than 0 bytes, not {number}{hint}")
+    _require(size >= _SMALLEST_SIZE, f"{flag} {number} is {size} bytes; did you mean {number.rstrip('bB ')}GiB?")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -107,15 +116,16 @@ class CacheConfig:
         flags = " and ".join("--" + n.replace("_", "-") for n in sizes)
         _require(len(sizes) <= 1, f"set only one size of the KV cache, not {flags}")
         if self.kv_cache_memory is not None:
-            _require(parse_bytes(self.kv_cache_memory) > 0, "--kv-cache-memory must be more than 0")
+            _check_size("--kv-cache-memory", self.kv_cache_memory)
         if self.host_cache_memory is not None:
-            _require(
-                parse_bytes(self.host_cache_memory, "--host-cache-memory") > 0,
-                "--host-cache-memory must be more than 0",
-            )
+            _check_size("--host-cache-memory", self.host_cache_memory)
             _require(self.prefix_cache, "--host-cache-memory keeps prefixes, and --no-prefix-cache has none")
         fraction = self.gpu_memory_fraction
-        _require(fraction is None or 0 < fraction <= 1, f"--gpu-memory-fraction must be above 0, up to 1: {fraction}")
+        if fraction is not None and not 0 < fraction <= 1:
+            hint = f"; for {fraction:g} % write {fraction / 100:g}" if 1 < fraction <= 100 else ""
+            raise ConfigError(
+                f"--gpu-memory-fraction is a share of the whole card, above 0 and up to 1, not {fraction:g}{hint}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

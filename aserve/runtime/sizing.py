@@ -23,7 +23,7 @@ from aserve.planning.limits import Limits
 from aserve.planning.sizes import show_size
 from aserve.planning.weights import weight_bytes
 from aserve.runtime.host_memory import available_bytes, own_bytes, total_bytes
-from aserve.runtime.profiling import measure_gpu
+from aserve.runtime.profiling import Measured, measure_gpu
 
 _DRIVER_BYTES = 2**30
 
@@ -74,7 +74,7 @@ class HostMeter:
 
 
 def make_sizing(config: EngineConfig, model: Model, limits: Limits, host: HostMeter) -> Sizing:
-    """Measure. Raises ConfigError when not even one step fits beside the weights."""
+    """Measure. Where not even one step fits beside the weights, the sizing leaves no room for a KV cache."""
     spec, dtype = model.spec, model.ctx.dtype
     on_gpu = model.ctx.device.type == "cuda"
     measured = (_measure_gpu if on_gpu else _measure_host)(config, model, limits, host)
@@ -105,24 +105,18 @@ def _under_other_limits(
 
 
 def _measure_gpu(config: EngineConfig, model: Model, limits: Limits, host: HostMeter) -> MemoryUse:
-    device = model.ctx.device
+    device, spec, block_size = model.ctx.device, model.spec, config.cache.block_size
+    dtype_bytes = model.ctx.dtype.itemsize
+    planned = step_bytes(spec, limits, dtype_bytes=dtype_bytes, block_size=block_size).total
     try:
-        measured = measure_gpu(model, limits, block_size=config.cache.block_size)
-    except torch.OutOfMemoryError as error:
-        planned = step_bytes(
-            model.spec, limits, dtype_bytes=model.ctx.dtype.itemsize, block_size=config.cache.block_size, on_gpu=True
-        )
-        free, total = torch.cuda.mem_get_info(device)
-        raise ConfigError(
-            f"a step of {limits.max_batch_tokens} tokens takes about {show_size(planned.total)}, which does not fit "
-            f"beside the model's weights: {show_size(free)} of {show_size(total)} are free; lower --max-batch-tokens "
-            f"or --max-num-seqs"
-        ) from error
+        if planned > torch.cuda.mem_get_info(device)[1]:  # its plan alone might not fit the host
+            raise torch.OutOfMemoryError
+        measured = measure_gpu(model, limits, block_size=block_size)
+    except torch.OutOfMemoryError:
+        measured = _without_a_step(device, planned)
     graphs = 0
     if captures_graphs(config, model):  # they are captured over the KV cache, so there is nothing to measure yet
-        graphs = graph_bytes(
-            model.spec, limits, dtype_bytes=model.ctx.dtype.itemsize, block_size=config.cache.block_size
-        )
+        graphs = graph_bytes(spec, limits, dtype_bytes=dtype_bytes, block_size=block_size)
     return MemoryUse(
         device=torch.cuda.get_device_name(device),
         on_gpu=True,
@@ -139,6 +133,15 @@ def captures_graphs(config: EngineConfig, model: Model) -> bool:
     return model.ctx.device.type == "cuda" and config.model.cuda_graphs and model.ctx.kernels.can_be_captured
 
 
+def _without_a_step(device: torch.device, planned: int) -> Measured:
+    """What the formula says in place of the measurement: the sizing will fail, and say what to change."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    weights = torch.cuda.memory_reserved(device)
+    others = max(0, total - free - weights)
+    return Measured(total=total, others=others, weights=weights, activations=max(planned, free + 1))
+
+
 def _measure_host(config: EngineConfig, model: Model, limits: Limits, host: HostMeter) -> MemoryUse:
     dtype_bytes = model.ctx.dtype.itemsize
     planned = weight_bytes(model.spec, dtype_bytes=dtype_bytes, max_model_len=limits.max_model_len).total
@@ -146,7 +149,7 @@ def _measure_host(config: EngineConfig, model: Model, limits: Limits, host: Host
         model.spec, limits, dtype_bytes=dtype_bytes, block_size=config.cache.block_size, on_gpu=False
     ).total
     available, total = available_bytes(), total_bytes()
-    weights = min(host.read(planned), total)
+    weights = min(max(planned, host.read(planned)), total)
     return MemoryUse(
         device="the host",
         on_gpu=False,

@@ -130,7 +130,7 @@ def sizings(draw: Any) -> Sizing:
     by_token, by_row = draw(st.integers(0, MIB)), draw(st.integers(0, 4 * MIB))
     name = draw(st.sampled_from([*SIZES, None] if on_gpu else [*SIZES[:2], None]))
     values: dict[str, Any] = {
-        "kv_cache_memory": st.integers(1, 2 * total).map(str),
+        "kv_cache_memory": st.integers(KIB, 2 * total).map(str),
         "kv_cache_tokens": st.integers(1, 2**22),
         "gpu_memory_fraction": st.floats(0.01, 1.0),
     }

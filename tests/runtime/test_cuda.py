@@ -95,7 +95,7 @@ def test_default_size_leaves_a_tenth_of_the_device(make_executor: Any) -> None:
     ("settings", "message"),
     [
         ({"gpu_memory_fraction": 0.0001}, "no memory is left for a KV cache of.*set --gpu-memory-fraction 0"),
-        ({"kv_cache_memory": "9999GiB"}, "set at most --kv-cache-memory"),
+        ({"kv_cache_memory": "9999GiB"}, "are available: weights take .*; set --kv-cache-memory"),
     ],
 )
 def test_too_little_memory(make_executor: Any, settings: dict[str, Any], message: str) -> None:

@@ -272,6 +272,17 @@ def test_a_cache_smaller_than_the_context_is_warned_of(make_executor: Any, caplo
     assert "limited" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("setting", "flag"),
+    [({"kv_cache_memory": "9999GiB"}, "--kv-cache-memory"), ({"kv_cache_tokens": 10**12}, "--kv-cache-tokens")],
+)
+def test_too_little_memory_says_what_works(make_executor: Any, setting: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"weights take .*; set {flag} \S+$") as caught:
+        make_executor(**setting)
+    value = caught.value.message.split()[-1]
+    assert value != next(iter(setting.values()))
+
+
 @pytest.mark.parametrize(("max_model_len", "expected_len"), [(None, 512), (512, 512), (100, 100)])
 def test_max_model_len(tiny_folder: Path, max_model_len: int | None, expected_len: int) -> None:
     config = EngineConfig(model=ModelConfig(model="tiny", device="cpu", max_model_len=max_model_len))
