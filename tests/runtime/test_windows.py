@@ -137,6 +137,35 @@ def test_greedy_tokens_are_those_of_transformers(
     executor.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["chunks of 7", "few blocks, host memory"])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_greedy_tokens_on_a_gpu(
+    make_executor: Any,
+    drive: Any,
+    folders: dict[str, Path],
+    generated: Callable[[str], list[list[int]]],
+    family: str,
+    name: str,
+) -> None:
+    """Nothing in ``submit``, copies to and from the host included, waits for the device."""
+    executor = build(make_executor, folders[family], family, SETTINGS[name], device="cuda")
+    submit = executor.submit
+
+    def submit_without_waiting(plan: StepPlan) -> None:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            submit(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    executor.submit = submit_without_waiting  # type: ignore[method-assign]
+    run = drive(executor, make_requests(GREEDY))
+    assert run.token_ids == generated(family)
+    assert (executor.num_restores > 0) == ("host memory" in name)
+    executor.close()
+
+
 VARIED = (
     GREEDY,
     SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, seed=1),
