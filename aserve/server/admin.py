@@ -10,6 +10,7 @@ from aserve.core.config import ServerConfig
 from aserve.core.errors import ModelNotFoundError
 from aserve.server.engine_slot import RETRY_WHILE_LOADING_S, EngineSlot
 from aserve.server.metrics import CONTENT_TYPE, render
+from aserve.server.openapi import document
 from aserve.server.reply import Reply, json_reply
 from aserve.server.request_counts import RequestCounts
 
@@ -60,11 +61,13 @@ class Admin:
         return Reply(200, render(self._slot, self._counts), [(b"content-type", CONTENT_TYPE.encode())])
 
     def version(self) -> Reply:
-        try:
-            number = version("aserve")
-        except PackageNotFoundError:  # run from a source tree that was never installed
-            number = "unknown"
-        return json_reply(200, {"version": number})
+        return json_reply(200, {"version": _version()})
+
+    def openapi(self) -> Reply:
+        """The description of this interface."""
+        engine = self._slot.engine
+        names = () if engine is None else engine.model_names
+        return Reply(200, document(_version(), names), [(b"content-type", b"application/json")])
 
     def _model(self, name: str, max_model_len: int) -> dict[str, Any]:
         return {
@@ -76,6 +79,13 @@ class Admin:
             "parent": None,
             "max_model_len": max_model_len,
         }
+
+
+def _version() -> str:
+    try:
+        return version("aserve")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
 
 
 def _not_well(status: str, reason: str) -> Reply:

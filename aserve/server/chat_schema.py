@@ -61,9 +61,26 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
+class TextPart(BaseModel):
+    """For the interface's description; what is read is ``_read_content``."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class RefusalPart(BaseModel):
+    """See ``TextPart``."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+_Parts = Annotated[list[TextPart | RefusalPart], Field(min_length=1)]
+
+
 class CalledFunction(_Part):
     name: Annotated[str, Field(min_length=1)]
-    arguments: Annotated[dict[str, Any], BeforeValidator(_read_arguments)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(_read_arguments, json_schema_input_type=dict[str, Any] | str)]
 
 
 class ToolCall(_Part):
@@ -77,7 +94,7 @@ class ChatMessage(_Part):
     """One turn. Fields that assistant messages of OpenAI clients carry as null are taken when null."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_read_content)] = None
+    content: Annotated[str | None, BeforeValidator(_read_content, json_schema_input_type=str | _Parts | None)] = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

@@ -53,8 +53,14 @@ def _read_ids(value: Any, where: tuple[int, ...]) -> list[int]:
     return items
 
 
+# the forms of a prompt, for the interface's description
+_Texts = Annotated[list[str], Field(min_length=1)]
+_Ids = Annotated[list[int], Field(min_length=1)]
+_IdLists = Annotated[list[_Ids], Field(min_length=1)]
+
+
 class CompletionRequest(SamplingFields):
-    prompt: Annotated[list[Any], BeforeValidator(_read_prompt)]
+    prompt: Annotated[list[Any], BeforeValidator(_read_prompt, json_schema_input_type=str | _Texts | _Ids | _IdLists)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
 

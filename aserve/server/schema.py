@@ -57,6 +57,11 @@ def _read_logit_bias(value: Any) -> list[tuple[int, float]]:
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
+# what these fields look like before they are read, for the interface's description
+_Biases = dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+_Stop = Annotated[str, Field(min_length=1)]
+_Stops = Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+
 
 class StreamOptions(BaseModel):
     """``stream_options``. ``include_obfuscation`` is taken without effect."""
@@ -85,8 +90,10 @@ class SamplingFields(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_read_logit_bias)] = []
-    stop: Annotated[list[str], BeforeValidator(_read_stop)] = []
+    logit_bias: Annotated[
+        list[tuple[int, float]], BeforeValidator(_read_logit_bias, json_schema_input_type=_Biases | None)
+    ] = []
+    stop: Annotated[list[str], BeforeValidator(_read_stop, json_schema_input_type=_Stop | _Stops | None)] = []
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None

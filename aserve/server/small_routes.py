@@ -25,7 +25,7 @@ from aserve.server.shield import ShieldSend
 logger = logging.getLogger(__name__)
 
 MODEL_PREFIX = "/v1/models/"
-SMALL_ROUTES = ("/v1/models", "/health", "/ready", "/metrics", "/version")
+SMALL_ROUTES = ("/v1/models", "/health", "/ready", "/metrics", "/version", "/openapi.json")
 
 
 def _response(make: Callable[[], Reply]) -> Response:
@@ -74,7 +74,10 @@ def blueprint(admin: Admin) -> Blueprint:
     async def version() -> Response:
         return _response(admin.version)
 
-    for path, view in zip(SMALL_ROUTES, (models, health, ready, metrics, version), strict=True):
+    async def openapi() -> Response:
+        return _response(admin.openapi)
+
+    for path, view in zip(SMALL_ROUTES, (models, health, ready, metrics, version, openapi), strict=True):
         routes.add_url_rule(path, view_func=view)
     routes.add_url_rule(MODEL_PREFIX + "<path:model_id>", view_func=model)
     return routes

@@ -1,0 +1,154 @@
+"""``/openapi.json``: what this server takes and answers, generated from the models that check requests.
+
+Says as much as JSON Schema can; rules between fields (``top_logprobs`` needs ``logprobs``) are in the reference only.
+Knows the wire models, nothing of engines. Built once, on the first request for it.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from aserve.server.chat_schema import ChatRequest
+from aserve.server.completion_schema import MAX_SEQUENCES, CompletionRequest
+from aserve.server.offered import NOT_OFFERED, WITHOUT_EFFECT
+
+Schema = dict[str, Any]
+
+_GENERATION_STATUSES = (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503, 504)
+_SMALL_STATUSES = (401, 403, 503)
+_MEANINGS = {
+    400: "The request is malformed, or asks for what this server does not have.",
+    401: "No API key, or a wrong one.",
+    403: "The Host header names no host of this server.",
+    404: "There is no such model.",
+    405: "The route takes other methods.",
+    408: "The request did not arrive in time.",
+    413: "The request is too large.",
+    415: "The request is not JSON.",
+    429: "The API key has as many requests in progress as it may have.",
+    500: "A fault of the server.",
+    503: "The server is loading, full, ending or broken.",
+    504: "A time limit of the request has passed.",
+}
+_HEADERS = {
+    "X-Request-Id": {"type": "string", "description": "Repeated in the answer and in the log."},
+    "X-Request-Timeout": {"type": "number", "exclusiveMinimum": 0, "description": "Seconds for the whole request."},
+    "X-Queue-Timeout": {"type": "number", "exclusiveMinimum": 0, "description": "Seconds until it begins to run."},
+    "X-Idle-Timeout": {"type": "number", "exclusiveMinimum": 0, "description": "Seconds between two tokens."},
+}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": _TEXT_OR_NULL,
+                "code": _TEXT_OR_NULL,
+            },
+        }
+    },
+}
+
+
+@cache
+def document(version: str, models: tuple[str, ...] = ()) -> bytes:
+    """The whole document as JSON; ``models`` are the served names, none while the model loads."""
+    components: dict[str, Schema] = {"Error": _ERROR}
+    paths: Schema = {
+        "/v1/chat/completions": {
+            "post": _generation("Answer a conversation", ChatRequest, "chat.completion", components)
+        },
+        "/v1/completions": {"post": _generation("Continue texts", CompletionRequest, "text_completion", components)},
+    }
+    paths |= {path: {"get": _small(*answer)} for path, answer in _SMALL.items()}
+    if models:
+        names: Schema = {"type": "string", "enum": list(models)}
+        paths["/v1/models/{model}"]["get"]["parameters"][0]["schema"] = names
+        for request in (ChatRequest, CompletionRequest):
+            components[request.__name__]["properties"]["model"] = names
+    return json.dumps(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "aserve", "version": version},
+            "paths": paths,
+            "components": {
+                "schemas": components,
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
+            "security": [{}, {"key": []}],
+        }
+    ).encode()  # not orjson: the limits of a seed have more than 64 bits
+
+
+def _generation(summary: str, model: type[BaseModel], answer: str, components: dict[str, Schema]) -> Schema:
+    name = model.__name__
+    schema = model.model_json_schema(mode="validation", ref_template="#/components/schemas/{model}")
+    components.update(schema.pop("$defs", {}))
+    components[name] = _with_other_fields(schema, model)
+    whole = {
+        "type": "object",
+        "required": ["id", "object", "created", "model", "choices", "usage"],
+        "properties": {"object": {"const": answer}, "choices": {"type": "array"}, "usage": {"type": "object"}},
+    }
+    content = {"application/json": {"schema": whole}, "text/event-stream": {"schema": {"type": "string"}}}
+    return {
+        "summary": summary,
+        "parameters": [
+            {"name": header, "in": "header", "required": False, "schema": schema} for header, schema in _HEADERS.items()
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}},
+        },
+        "responses": {"200": {"description": summary, "content": content}, **_errors(_GENERATION_STATUSES)},
+    }
+
+
+def _with_other_fields(schema: Schema, model: type[BaseModel]) -> Schema:
+    """Add the fields that are taken where they ask for nothing, and those without effect."""
+    known = schema["properties"]
+    others: Schema = {name: {"enum": [None, *neutral]} for name, neutral in NOT_OFFERED.items() if name not in known}
+    others |= {name: {} for name in sorted(WITHOUT_EFFECT - set(known))}
+    if model is CompletionRequest:
+        others["best_of"] = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_SEQUENCES}, {"type": "null"}]}
+    return {**schema, "properties": {**known, **others}}
+
+
+def _small(summary: str, content_type: str, schema: Schema) -> Schema:
+    parameters = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    one = "one of" in summary
+    return {
+        "summary": summary,
+        **({"parameters": parameters} if one else {}),
+        "responses": {
+            "200": {"description": summary, "content": {content_type: {"schema": schema}}},
+            **_errors((*_SMALL_STATUSES, 404) if one else _SMALL_STATUSES),
+        },
+    }
+
+
+def _errors(statuses: tuple[int, ...]) -> Schema:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {str(status): {"description": _MEANINGS[status], "content": content} for status in sorted(statuses)}
+
+
+_OBJECT: Schema = {"type": "object"}
+_HEALTH: Schema = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
+_SMALL: dict[str, tuple[str, str, Schema]] = {
+    "/v1/models": ("The served names", "application/json", _OBJECT),
+    "/v1/models/{model}": ("The facts of one of the served names", "application/json", _OBJECT),
+    "/health": ("Whether the engine runs", "application/json", _OBJECT),
+    "/ready": ("Whether new requests should be sent here", "application/json", _OBJECT),
+    "/metrics": ("Numbers in the text form of Prometheus", "text/plain", {"type": "string"}),
+    "/version": ("The version", "application/json", _OBJECT),
+    "/openapi.json": ("This document", "application/json", _OBJECT),
+}
