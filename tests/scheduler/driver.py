@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from checking_executor import CheckingExecutor, chain, next_letter
 
@@ -13,6 +15,8 @@ from aserve.core.step import INVALID_TOKEN, NO_BLOCK, ScheduledSequence, StepPla
 from aserve.scheduler import Scheduler, check
 from aserve.scheduler.invariants import check_plan
 from aserve.scheduler.policy import Policy
+
+T = TypeVar("T")
 
 
 def capacity(
@@ -90,6 +94,7 @@ class Driver:
     cancelled: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     num_resets: int = 0
+    calls: list[Callable[[Scheduler], object]] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
     in_flight: deque[StepPlan] = field(default_factory=deque)
     tables: dict[int, list[list[int]]] = field(default_factory=dict)
@@ -99,26 +104,40 @@ class Driver:
     overtaken: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(
+        self.scheduler = self._new_scheduler()
+        self.executor = CheckingExecutor(self.capacity, self.root_of)
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(
             self.capacity,
             policy=self.policy,
             aging_steps=self.aging_steps,
             prefix_lookahead=self.prefix_lookahead,
             prefix_cache=self.prefix_cache,
         )
-        self.executor = CheckingExecutor(self.capacity, self.root_of)
+
+    def _call(self, call: Callable[[Scheduler], T]) -> T:
+        """Call the scheduler, note the call for ``check_replay``, and look at every invariant."""
+        self.calls.append(call)
+        result = call(self.scheduler)
+        check(self.scheduler)
+        return result
+
+    def check_replay(self) -> None:
+        """S8: the same calls give the same plans."""
+        again = self._new_scheduler()
+        plans = [plan for call in self.calls if isinstance(plan := call(again), StepPlan)]
+        assert plans == self.plans, "S8: the same calls gave other plans"
 
     def add(self, req: Request) -> None:
         self.requests[req.request_id] = req
         self.events[req.request_id] = []
         self.arrival_steps[req.request_id] = len(self.plans)
-        self.scheduler.add(req)
-        check(self.scheduler)
+        self._call(lambda scheduler: scheduler.add(req))
 
     def cancel(self, name: str) -> None:
         self.cancelled.add(name)
-        self.scheduler.cancel(name)
-        check(self.scheduler)
+        self._call(lambda scheduler: scheduler.cancel(name))
         self._check_in_flight_blocks()
 
     def root_of(self, name: str) -> tuple[object, ...]:
@@ -128,8 +147,7 @@ class Driver:
     def reset(self) -> None:
         """Nothing computed before may be found by those that start from now on."""
         self.num_resets += 1
-        self.scheduler.reset_prefix_cache()
-        check(self.scheduler)
+        self._call(lambda scheduler: scheduler.reset_prefix_cache())
 
     def fail(self, name: str) -> None:
         """Let the next sampling of a request meet logits that are not finite."""
@@ -138,8 +156,7 @@ class Driver:
     def plan(self) -> StepPlan | None:
         """Plan and submit one step, if the scheduler has one."""
         idle = not self.in_flight
-        plan = self.scheduler.plan()
-        check(self.scheduler)
+        plan = self._call(lambda scheduler: scheduler.plan())
         if plan is None:
             assert not (idle and self.live()), "S7: work, nothing in flight, and no plan"
             return None
@@ -211,9 +228,8 @@ class Driver:
             if token == INVALID_TOKEN:
                 self.failed |= {name} & set(self.live())
                 self.executor.taint(name, lambda block: self.scheduler.kv.pool.ref_count(block) > 1)
-        events = self.scheduler.commit(result)
+        events = self._call(lambda scheduler: scheduler.commit(result))
         self._check_in_flight_blocks()
-        check(self.scheduler)
         for event in events:
             name = event.request_id
             assert name not in self.cancelled, f"S10: an event of {name} after its cancel"

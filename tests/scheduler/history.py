@@ -137,3 +137,4 @@ class History(RuleBasedStateMachine):
         if hasattr(self, "driver"):
             note(repr(self.driver.capacity))
             self.driver.finish()
+            self.driver.check_replay()
