@@ -86,21 +86,41 @@ INLINE void widen(float *to, const char *from, long count, float scale, int kind
         to[i] = load(from, i, kind) * scale;
 }
 
-INLINE float dot(const float *a, const float *b, long size) {
-    float sum = 0;
+INLINE float sum_of(vec v) {
+    float lanes[LANES], sum = 0;
+    memcpy(lanes, &v, sizeof v);
 #pragma omp simd reduction(+ : sum)
-    for (long i = 0; i < size; i++)
-        sum += a[i] * b[i];
+    for (int i = 0; i < LANES; i++)
+        sum += lanes[i];
     return sum;
 }
 
+INLINE void score_rows(const float *queries, const float *keys, float *scores, long count, long width, int rows) {
+    for (long j = 0; j < count; j++, keys += width) {
+        vec sums[3] = {{0}, {0}, {0}};
+        for (long d = 0; d < width; d += LANES) {
+            vec key, query;
+            memcpy(&key, keys + d, sizeof key);
+            for (int row = 0; row < rows; row++) {
+                memcpy(&query, queries + row * width + d, sizeof query);
+                sums[row] += query * key;
+            }
+        }
+        for (int row = 0; row < rows; row++)
+            scores[row * KEYS + j] = sum_of(sums[row]);
+    }
+}
+
 /* scores[rows][KEYS] of queries [rows][width] and keys [KEYS][width], of which `count` hold something */
-static void score(
+INLINE void score(
     const float *queries, const float *keys, float *turned, float *scores, long rows, long count, long width) {
     if (rows <= FEW_ROWS) {
-        for (long row = 0; row < rows; row++)
-            for (long j = 0; j < count; j++)
-                scores[row * KEYS + j] = dot(queries + row * width, keys + j * width, width);
+        for (long row = 0; row < rows; row += 3)
+            switch (rows - row) {
+            case 1: score_rows(queries + row * width, keys, scores + row * KEYS, count, width, 1); break;
+            case 2: score_rows(queries + row * width, keys, scores + row * KEYS, count, width, 2); break;
+            default: score_rows(queries + row * width, keys, scores + row * KEYS, count, width, 3);
+            }
         return;
     }
     for (long j = 0; j < count; j++)
@@ -141,32 +161,37 @@ struct workspace {
     float scores[MOST_ROWS * KEYS], largest[MOST_ROWS], total[MOST_ROWS];
 };
 
-/* Reads positions [start, end) of the task's KV head into rows of keys and values. */
+/* Reads positions [start, end) of the task's KV head into rows of keys and values, page by page. */
 INLINE void read_keys(
-    const struct attention *a, const struct attention_task *t, struct workspace *w, long start, long end, long width,
+    const struct attention *a, const struct attention_task *t, struct workspace *w, long start, long end, long dim,
     int kind) {
-    const int32_t *table = a->tables + t->sequence * a->table_width;
-    long head = t->first_head / (a->heads / a->kv_heads);
-    for (long position = start; position < end; position++) {
-        long block = table[position / a->block_size];
-        long place = (position % a->block_size * a->kv_heads + head) * a->dim;
-        long row = (position - start) * width;
-        widen(w->keys + row, a->k_cache + (block * a->k_block + place) * size_of(kind), a->dim, 1.0f, kind);
-        widen(w->values + row, a->v_cache + (block * a->v_block + place) * size_of(kind), a->dim, 1.0f, kind);
-        for (long d = a->dim; d < width; d++)
-            w->keys[row + d] = w->values[row + d] = 0;
+    const int32_t *page = a->tables + t->sequence * a->table_width + start / a->block_size;
+    long place = start % a->block_size, width = round_up(dim, LANES), step = a->kv_heads * dim * size_of(kind);
+    long head = t->first_head / (a->heads / a->kv_heads) * dim * size_of(kind);
+    float *keys = w->keys, *values = w->values;
+    for (long left = end - start; left > 0; page++, place = 0) {
+        const char *k = a->k_cache + *page * a->k_block * size_of(kind) + place * step + head;
+        const char *v = a->v_cache + *page * a->v_block * size_of(kind) + place * step + head;
+        long count = min_of(left, a->block_size - place);
+        for (long i = 0; i < count; i++, k += step, v += step, keys += width, values += width) {
+            widen(keys, k, dim, 1.0f, kind);
+            widen(values, v, dim, 1.0f, kind);
+            for (long d = dim; d < width; d++)
+                keys[d] = values[d] = 0;
+        }
+        left -= count;
     }
 }
 
-INLINE void attend(const struct attention *a, const struct attention_task *t, struct workspace *w, int kind) {
-    long width = round_up(a->dim, LANES), rows = (long)t->num_queries * t->num_heads;
+INLINE void attend(const struct attention *a, const struct attention_task *t, struct workspace *w, long dim, int kind) {
+    long width = round_up(dim, LANES), rows = (long)t->num_queries * t->num_heads;
     long length = a->lengths[t->sequence], first_row = a->bounds[t->sequence];
     long first = length - (a->bounds[t->sequence + 1] - first_row) + t->first_query; /* position of the first query */
     for (long row = 0; row < rows; row++) {
         long query = first_row + t->first_query + row / t->num_heads, head = t->first_head + row % t->num_heads;
-        const char *q = a->q + (query * a->q_stride + head * a->dim) * size_of(kind);
-        widen(w->queries + row * width, q, a->dim, a->scale, kind);
-        for (long d = a->dim; d < width; d++)
+        const char *q = a->q + (query * a->q_stride + head * dim) * size_of(kind);
+        widen(w->queries + row * width, q, dim, a->scale, kind);
+        for (long d = dim; d < width; d++)
             w->queries[row * width + d] = 0;
         w->largest[row] = -INFINITY;
         w->total[row] = 0;
@@ -175,7 +200,7 @@ INLINE void attend(const struct attention *a, const struct attention_task *t, st
     long low = a->window ? max_of(0, first - a->window + 1) : 0, high = first + t->num_queries;
     for (long block = low / KEYS * KEYS; block < high; block += KEYS) {
         long start = max_of(block, low), count = min_of(block + KEYS, high) - start;
-        read_keys(a, t, w, start, start + count, width, kind);
+        read_keys(a, t, w, start, start + count, dim, kind);
         score(w->queries, w->keys, w->turned, w->scores, rows, count, width);
         for (long row = 0; row < rows; row++) {
             long position = first + row / t->num_heads;
@@ -191,9 +216,9 @@ INLINE void attend(const struct attention *a, const struct attention_task *t, st
     }
     for (long row = 0; row < rows; row++) {
         long query = first_row + t->first_query + row / t->num_heads, head = t->first_head + row % t->num_heads;
-        char *out = a->out + (query * a->out_stride + head * a->dim) * size_of(kind);
+        char *out = a->out + (query * a->out_stride + head * dim) * size_of(kind);
         float scale = 1.0f / w->total[row];
-        for (long d = 0; d < a->dim; d++)
+        for (long d = 0; d < dim; d++)
             store(out, d, w->outputs[row * width + d] * scale, kind);
     }
 }
@@ -211,10 +236,12 @@ static void attend_task(void *argument, long i) {
     w.keys = next, next += KEYS * width;
     w.values = next, next += KEYS * width;
     w.turned = next;
-    if (a->kind == BF16)
-        attend(a, t, &w, BF16);
+    if (a->kind == F32)
+        attend(a, t, &w, a->dim, F32);
+    else if (a->dim == 64) /* of most small models: loops of known length; each further size is compiled for 0.3 s */
+        attend(a, t, &w, 64, BF16);
     else
-        attend(a, t, &w, F32);
+        attend(a, t, &w, a->dim, BF16);
 }
 
 /* Cuts the step into tasks; returns their number. With `tasks` NULL it only counts. */

@@ -34,7 +34,7 @@ _SIGNATURES: Final[tuple[tuple[str, Any, tuple[Any, ...]], ...]] = (
     ("aserve_matmul_name", c_char_p, ()),
 )
 _MATMUL_SIGNATURES: Final = (
-    ("aserve_matmul", None, (*(c_void_p,) * 4, *(c_long,) * 5, c_int, c_int, c_int)),
+    ("aserve_matmul", None, (*(c_void_p,) * 4, *(c_long,) * 5, c_int, c_int)),
     ("aserve_grid_size", c_long, (c_long, c_long)),
     ("aserve_pack_grid", c_int, (*(c_void_p,) * 2, *(c_long,) * 2, c_int)),
     ("aserve_packed_size", c_long, (c_long, c_long)),

@@ -15,14 +15,17 @@
 struct matmul {
     const uint16_t *x, *w, *bias; /* w: panels, the first of them number w_panel */
     const struct grid_half *grid;
-    void *out;
+    uint16_t *out;
     long w_panel, tokens, x_stride, columns, rows, out_stride, panels, panels_each, tokens_each;
-    int wide; /* out is float32, holding values rounded to bfloat16 */
 };
 
 /* Writes 32 sums of one token, rounded, with the bias. */
 INLINE void finish(const struct matmul *m, long token, long panel, __m512 low, __m512 high) {
     long first = panel * PANEL, left = min_of(PANEL, m->rows - first);
+    if (left == PANEL && !m->bias) { /* nearly always */
+        _mm512_storeu_si512(m->out + token * m->out_stride + first, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        return;
+    }
     __mmask32 mask = left >= 32 ? 0xffffffffu : (1u << left) - 1;
     if (m->bias) {
         __m512i bias = _mm512_maskz_loadu_epi16(mask, m->bias + first);
@@ -32,15 +35,7 @@ INLINE void finish(const struct matmul *m, long token, long panel, __m512 low, _
             high, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(bias, 1)), 16)));
     }
     __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-    if (!m->wide) {
-        _mm512_mask_storeu_epi16((uint16_t *)m->out + token * m->out_stride + first, mask, both);
-        return;
-    }
-    float *out = (float *)m->out + token * m->out_stride + first;
-    _mm512_mask_storeu_epi32(
-        out, (__mmask16)mask, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(both)), 16));
-    _mm512_mask_storeu_epi32(out + 16, (__mmask16)(mask >> 16),
-                             _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(both, 1)), 16));
+    _mm512_mask_storeu_epi16(m->out + token * m->out_stride + first, mask, both);
 }
 
 #if defined(__AMX_BF16__) && !defined(ASERVE_WITHOUT_AMX)
@@ -201,10 +196,10 @@ static void matmul_task(void *argument, long i) {
 
 /* out[tokens][rows] = x[tokens][columns] w^T + bias; columns are a multiple of 32, the last dimensions contiguous. */
 EXPORT void aserve_matmul(
-    const uint16_t *x, const void *packed, const uint16_t *bias, void *out, long tokens, long columns, long rows,
-    long x_stride, long out_stride, int on_grid, int wide, int threads) {
+    const uint16_t *x, const void *packed, const uint16_t *bias, uint16_t *out, long tokens, long columns,
+    long rows, long x_stride, long out_stride, int on_grid, int threads) {
     struct matmul m = {x, on_grid ? NULL : packed, bias, on_grid ? packed : NULL, out, 0, tokens, x_stride, columns,
-                       rows, out_stride, (rows + PANEL - 1) / PANEL, 1, MOST_TOKENS, wide};
+                       rows, out_stride, (rows + PANEL - 1) / PANEL, 1, MOST_TOKENS};
     if (tokens <= 64)
         m.panels_each = max_of(1, TASK_BYTES / (PANEL * 2 * columns));
     long wanted = 4 * (threads < 0 ? -threads : threads); /* tasks, so that nobody waits for long at the end */

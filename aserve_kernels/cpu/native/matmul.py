@@ -52,7 +52,7 @@ class NativeMatrix:
         out = torch.empty((tokens, self._rows), dtype=torch.bfloat16, device=x.device)
         self._function(
             x.data_ptr(), self._packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), tokens,
-            self._columns, self._rows, x.stride(0), self._rows, self._on_grid, 0, self._threads(torch.bfloat16),
+            self._columns, self._rows, x.stride(0), self._rows, self._on_grid, self._threads(torch.bfloat16),
         )  # fmt: skip
         return out
 
