@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 _LAST_WORD_S = 1.0
-_READ_BYTES = 2**13  # what one peer has done for it before the others have their turn: 4 ms at worst
+_READ_BYTES = 2**12  # what one peer has done for it before the others have their turn: a few ms at worst
 
 
 class _Background:
@@ -96,9 +96,11 @@ class GuardedConnection(TCPServer):
         self.ending = Ending(winding)
         self._reading = trio.CancelScope()
         self._handshaking = trio.CancelScope()
+        self._lingering = trio.CancelScope()
         self._idle_since = trio.current_time()
         self._lost = False  # nothing can be written any more
         self._left = False  # the peer has sent its end of file
+        self._lingers = False  # answered or refused, and the peer may be sending still
         self._idle = True
         self._in_headers = True
         self._close_at = inf
@@ -178,12 +180,15 @@ class GuardedConnection(TCPServer):
 
     @property
     def idle_since(self) -> float:
-        """Since when there is no request here (trio's clock); infinite while there is one or the end has begun."""
+        """Since when no request is here (trio's clock): for ever where it lingers, never where it is busy or ends."""
+        if self._lingers:
+            return inf if self._lingering.cancel_called else -inf
         return self._idle_since if self._idle and not self._reading.cancel_called else inf
 
     async def make_room(self) -> None:
         """End an idle connection, since a new one needs its place."""
-        if hasattr(self, "protocol"):
+        self._lingering.cancel()
+        if hasattr(self, "protocol") and not self._lingers:
             await self.protocol.protocol.expire()
         self.close()
 
@@ -246,7 +251,9 @@ class GuardedConnection(TCPServer):
             return
         sock.shutdown(trio.socket.SHUT_WR)
         if self.protocol.protocol.linger and not self._left:
-            with trio.move_on_after(self.config.linger_timeout):
+            self._lingers = True
+            self._lingering.deadline = trio.current_time() + self.config.linger_timeout
+            with self._lingering:
                 while await sock.recv(_READ_BYTES):
                     pass
 

@@ -34,6 +34,7 @@ _ROUND_BYTES = 2**16
 _MOST_REPLY_BYTES = 2**18
 _CONNECTION_WINDOW_BYTES = 2**20
 _EARLY_ANSWER_BYTES = 2**20
+_RAPID_RESET_FRAMES = 5  # what such a stream costs in calm, beside its reset: h2 has made and ended it
 _TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
@@ -144,8 +145,11 @@ class GuardedHTTP2(H2Protocol):
         reset = {event.stream_id for event in events if isinstance(event, h2.events.StreamReset)}
         for event in events:
             if isinstance(event, h2.events.RequestReceived):
-                if event.stream_id not in reset:  # opened and reset in one read: no app is started for it
+                if event.stream_id not in reset:
                     await self._open(event)
+                elif not self.connection.calm.spends(_RAPID_RESET_FRAMES):
+                    await self._calm_down()  # opened and reset in one read (CVE-2023-44487): no app is started for it
+                    return
             elif isinstance(event, h2.events.DataReceived):
                 await self._receive_body(event)
             elif isinstance(event, h2.events.StreamEnded):
@@ -162,6 +166,12 @@ class GuardedHTTP2(H2Protocol):
                 if event.error_code != ErrorCodes.NO_ERROR:
                     await self.send(Closed())
         await self._flush()
+
+    async def _calm_down(self) -> None:
+        self.linger = True
+        self.connection.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+        await self._flush()
+        await self.send(Closed())
 
     async def _receive_body(self, event: h2.events.DataReceived) -> None:
         stream = self.streams.get(event.stream_id)

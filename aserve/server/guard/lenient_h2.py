@@ -51,16 +51,20 @@ class Calm:
         """Something useful was sent or received."""
         self._left = min(self._left + frames, _CALM_MOST)
 
-    def spend(self) -> None:
-        """One more frame. Raises DenialOfServiceError if it is one too many."""
-        self._left -= 1
+    def spends(self, frames: int) -> bool:
+        """As many frames more. False if that is too many."""
+        self._left -= frames
         if self._left < 0:
             now = self._clock()
             self._left += (now - self._seen_at) * _CALM_PER_S
             self._left = min(self._left, _CALM_BURST)
             self._seen_at = now
-            if self._left < 0:
-                raise h2.exceptions.DenialOfServiceError("too many frames that carry nothing")
+        return self._left >= 0
+
+    def spend(self) -> None:
+        """One frame more. Raises DenialOfServiceError if that is too many."""
+        if not self.spends(1):
+            raise h2.exceptions.DenialOfServiceError("too many frames that carry nothing")
 
 
 class _Settings(Settings):

@@ -21,17 +21,20 @@ def get(port: int, path: str) -> httpx.Response:
     return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5, trust_env=False)
 
 
+def chat_request(max_tokens: int) -> bytes:
+    """A request for a stream, as it goes over the wire."""
+    content = json.dumps(body(max_tokens)).encode()
+    lines = [f"POST {CHAT} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(content)}"]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
+
+
 def raw_stream(port: int, max_tokens: int) -> socket.socket:
     """A connection on which a stream has begun, and which is not read any further."""
-    content = json.dumps(body(max_tokens)).encode()
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.settimeout(20)
     sock.connect(("127.0.0.1", port))
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    sock.sendall(head.encode() + content)
+    sock.sendall(chat_request(max_tokens))
     data = b""
     while b"data:" not in data:
         data += sock.recv(1024)
