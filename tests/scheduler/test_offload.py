@@ -112,7 +112,7 @@ def test_a_failure_in_flight_counts_though_the_request_is_preempted() -> None:
     num_seen = 0
     for num_steps in range(12):
         driver = Driver(capacity(5, 4, max_batch_tokens=64, max_in_flight=2))
-        driver.add(request("ahead", "0123", 16))
+        driver.add(request("ahead", "012345", 4))
         driver.add(request("bad", "abcdefgh", 4, arrival=1))
         for _ in range(num_steps):
             driver.step()
