@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import nullcontext
 from multiprocessing import Pool
 
-from tests.simulation.runner import run_seed, run_seeds
+from tests.simulation.runner import Outcome, run_seed, run_seeds
 from tests.simulation.scenario import draw
 
 CHUNK = 50
@@ -16,9 +17,14 @@ CHUNK = 50
 def _run_chunk(seeds: range) -> tuple[int, float, list[tuple[int, str]]]:
     """How many were run, the seconds of processor time they took, and those that failed."""
     failures: list[tuple[int, str]] = []
+
+    def note(outcome: Outcome) -> None:
+        if outcome.violation is not None:
+            failures.append((outcome.seed, outcome.violation))
+
     started_s = time.process_time()
-    count = run_seeds(seeds, lambda outcome: failures.append((outcome.seed, outcome.violation or "")))
-    return count, time.process_time() - started_s, failures
+    run_seeds(seeds, note)
+    return len(seeds), time.process_time() - started_s, failures
 
 
 def _chunks(seeds: range) -> list[range]:
@@ -37,8 +43,9 @@ def _replay(seed: int) -> int:
 def _run_all(seeds: range, jobs: int) -> int:
     started_s = time.perf_counter()
     done, failed, busy_s = 0, 0, 0.0
-    with Pool(jobs) as pool:
-        for count, seconds, failures in pool.imap_unordered(_run_chunk, _chunks(seeds)):
+    with Pool(jobs) if jobs > 1 else nullcontext() as pool:
+        results = map(_run_chunk, _chunks(seeds)) if pool is None else pool.imap_unordered(_run_chunk, _chunks(seeds))
+        for count, seconds, failures in results:
             done += count
             busy_s += seconds
             failed += len(failures)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from aserve.core.capacity import Capacity
 from tests.simulation.determinism import Chance
-from tests.simulation.model import BOS, Expected, expect_choices
+from tests.simulation.model import BOS, POISON, Expected, expect_choices
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = "M"
@@ -83,6 +83,8 @@ def draw_ask(chance: Chance, index: int, capacity: Capacity, *, at_s: float, cal
     }
     if chance.flip(0.25):
         fields["stop"] = chance.choice((["e"], ["th", "h"], ["a", "q", "xy"]))
+        if chance.flip(0.4):  # an end in two ways at once
+            fields["seed"] += 7 - fields["seed"] % POISON
     if chance.flip(0.5):
         fields["ignore_eos"] = True
     fields["priority"] = chance.randint(-1, 1)

@@ -100,17 +100,21 @@ def _watched_logs(world: World) -> Generator[None]:
         sys.unraisablehook = hook
 
 
-def run_seeds(seeds: Iterable[int], on_failure: Callable[[Outcome], None]) -> int:
-    """Run many; returns how many there were. What is loaded already is never collected."""
+def run_seeds(seeds: Iterable[int], tell: Callable[[Outcome], object]) -> None:
+    """Run many, and tell of each. What is loaded already is not collected in between."""
     gc.collect()
     gc.freeze()
-    count = 0
-    for seed in seeds:
-        outcome = run_seed(seed)
-        count += 1
-        if outcome.violation is not None:
-            on_failure(outcome)
+    for count, seed in enumerate(seeds, start=1):
+        tell(run_seed(seed))
         if count % COLLECT_EVERY == 0:
             gc.collect()
     gc.unfreeze()
-    return count
+
+
+def first_failure(seeds: Iterable[int]) -> Outcome | None:
+    """The first seed in which something does not hold, if there is one."""
+    for seed in seeds:
+        outcome = run_seed(seed)
+        if outcome.violation is not None:
+            return outcome
+    return None
