@@ -93,6 +93,18 @@ CASES_ARGS ?= --time-scale 3 -k "not S15 and not V21_description and not larger_
 cases: dev  ## run a folder of black-box cases against the server: make cases CASES=path
 	cd $(CASES) && PYTHONDONTWRITEBYTECODE=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(CURDIR)/$(BIN)/python -m pytest -q $(CASES_ARGS)
 
+FUZZ_SECONDS ?= 600
+.PHONY: fuzz soak overload
+fuzz: dev  ## coverage-guided fuzzing of the request parser and of what writes answers (ten minutes)
+	for target in requests answers; do \
+	    $(BIN)/python -m tests.fuzz $$target -max_total_time=$$(($(FUZZ_SECONDS) / 2)) -print_final_stats=1 || exit 1; done
+
+soak: dev  ## ten thousand clients that leave in every way, against a full server (three minutes)
+	$(BIN)/python -m tests.e2e.soak
+
+overload: dev  ## what four times the load does to those who are served, and to those who are not (a minute)
+	$(BIN)/python -m tests.benchmarks.overload
+
 .PHONY: clean
 clean:  ## remove .venv and every cache
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
