@@ -1,6 +1,7 @@
 """Compiling the kernels in C: once, by anybody, anywhere; and torch's forms where it cannot be."""
 
 import logging
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -50,6 +51,26 @@ def test_a_damaged_file_is_replaced(quick):
     path.write_bytes(b"")
     library, again = build.open_library(quick)
     assert (library.answer(), again, again.stat().st_size) == (42, path, size)
+
+
+@pytest.mark.parametrize("fault", ["group can write", "all can write", "owned by another"])
+def test_what_others_could_have_put_there_is_not_run(quick, monkeypatch, fault):
+    source = build._SOURCES / "native.c"
+    wanted = source.read_text()
+    source.write_text("int answer(void) { return 13; }")
+    _, planted = build.open_library(quick)
+    source.write_text(wanted)
+    _, path = build.open_library(quick)
+    path.unlink()
+    planted.rename(path)
+    if fault == "owned by another" and os.getuid() == 0:
+        os.chown(path, 12345, -1)
+    elif fault == "owned by another":
+        monkeypatch.setattr(build.os, "getuid", lambda: 12345)
+    else:
+        path.chmod(0o775 if fault == "group can write" else 0o757)
+    library, again = build.open_library(quick)
+    assert (library.answer(), again) == (42, path)
 
 
 def test_a_cache_folder_that_cannot_be_written_is_done_without(quick):

@@ -42,7 +42,7 @@ def open_library(cache_dir: Path | None, *, extra_flags: tuple[str, ...] = ()) -
     flags = (*_FLAGS, *_machine_flags(), *extra_flags)
     folder = (cache_dir or DEFAULT_FOLDER).expanduser() / "kernels"
     path = folder / f"cpu-{_digest(compiler, flags)}.so"
-    if path.is_file():
+    if _is_own(path):
         with suppress(OSError):  # damaged: compiled again
             return ctypes.CDLL(str(path)), path
     try:
@@ -53,12 +53,22 @@ def open_library(cache_dir: Path | None, *, extra_flags: tuple[str, ...] = ()) -
             return _load(_compile(compiler, flags, Path(place))), None
     with work as place:
         built = _compile(compiler, flags, Path(place))
+        built.chmod(0o755)
         library = _load(built)  # before the rename: a file that cannot be loaded does not get its name
         try:
             built.replace(path)
         except OSError:
             return library, None
     return library, path
+
+
+def _is_own(path: Path) -> bool:
+    """Whether the file is there, and no other user can have put it there or changed it: it will run in this process."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
 
 
 def find_compiler() -> str:
