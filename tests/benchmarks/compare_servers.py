@@ -151,7 +151,10 @@ def main() -> None:
                 flush=True,
             )
     ratios = [a / b for a, b in zip(rates["a"], rates["b"], strict=True)]
-    print(f"a/b per round: {', '.join(f'{r:.2f}' for r in ratios)}; median {statistics.median(ratios):.2f}")
+    print(
+        f"a/b per round: {', '.join(f'{r:.2f}' for r in ratios)}; median {statistics.median(ratios):.2f}, "
+        f"least {min(ratios):.2f}, most {max(ratios):.2f}"
+    )
 
 
 if __name__ == "__main__":
