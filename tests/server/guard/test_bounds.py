@@ -1,5 +1,6 @@
 """What one client may use of the server: headers, frames, buffers, connections; and what it gets beyond that."""
 
+import errno
 import logging
 import tracemalloc
 from contextlib import suppress
@@ -314,3 +315,30 @@ async def test_one_greedy_client_leaves_room_for_others() -> None:
             await Peer.connect(running.port)
         assert await ask(running.port) == b"ok"
         assert running.server.num_connections <= 8
+
+
+async def test_no_file_descriptors_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """accept() fails for want of descriptors: one line, open connections go on, and new ones are taken later."""
+    accept, failures = trio.SocketListener.accept, 5
+
+    async def failing(self: trio.SocketListener) -> trio.SocketStream:
+        nonlocal failures
+        await trio.lowlevel.wait_readable(self.socket)
+        if failures:
+            failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accept(self)
+
+    async with serving(keep_alive_timeout=9) as running:
+        old = await Peer.connect(running.port)
+        await old.get("/ok")
+        assert await old.until(b"ok")
+        monkeypatch.setattr(trio.SocketListener, "accept", failing)
+        assert await ask(running.port) == b"ok"  # the accept that had begun already
+        waiting = await Peer.connect(running.port)
+        await waiting.get("/ok")
+        await old.get("/ok")
+        assert await old.pump(lambda: old.data.count(b"\r\n\r\nok") == 2)
+        assert await waiting.until(b"ok") and failures == 0
+    (line,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert line.startswith("no new connections for now: Too many open files")

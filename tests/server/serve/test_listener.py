@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from aserve.core.errors import ConfigError
+from aserve.server import serve
 from aserve.server.listener import bind, url
 
 
@@ -66,3 +67,15 @@ def test_port_in_use() -> None:
         port = sock.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: the port is in use"):
             bind("127.0.0.1", port, user_timeout_s=1)
+
+
+@pytest.mark.parametrize(("hard", "connections"), [(100_000, 4096), (1000, 936), (10, 1)])
+def test_connections_fit_the_files_that_the_system_allows(
+    hard: int, connections: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr(serve.resource, "getrlimit", lambda _: (256, hard))
+    monkeypatch.setattr(serve.resource, "setrlimit", lambda _, limits: set_to.append(limits))
+    assert serve._connections_that_fit(4096) == connections
+    assert set_to == [(min(hard, 65536), hard)] * (hard > 256)
+    assert len(caplog.records) == (connections < 4096)

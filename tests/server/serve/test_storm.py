@@ -14,8 +14,8 @@ from serve_clients import chat_request, get
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROUNDS = 4
-ROUND_S = 3.0
+ROUNDS = 6
+ROUND_S = 2.0
 MOST_MB = 64
 
 
