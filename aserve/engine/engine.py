@@ -139,6 +139,8 @@ class Engine:
             num_late_events=recorder.num_late_events,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
+            num_host_hits=scheduler.num_host_hits,
+            num_restored_tokens=scheduler.num_restored_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_steps=report.num_steps,
             busy_s=report.busy_s,

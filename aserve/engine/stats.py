@@ -68,6 +68,7 @@ class EngineStats:
             before their end was read, or after a stop string; whether they were read, unread or came late.
         num_late_events: the part of them that came after their choice had left.
         num_prefix_queries: prompt tokens looked up in the prefix cache, ``num_prefix_hits`` of them found.
+        num_host_hits: admissions for which host memory had a part of the prefix, ``num_restored_tokens`` of it.
         busy_s: seconds the step thread was not asleep.
         wait_s: the part of them spent waiting for steps (on the CPU: computing them).
         last_step_age_s: seconds since a step completed, or an engine without work was seen or given some.
@@ -89,6 +90,8 @@ class EngineStats:
     num_late_events: int
     num_prefix_queries: int
     num_prefix_hits: int
+    num_host_hits: int
+    num_restored_tokens: int
     num_preemptions: int
     num_steps: int
     busy_s: float

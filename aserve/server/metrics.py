@@ -67,6 +67,8 @@ _COUNTERS: tuple[tuple[str, str | None, str, Read], ...] = (
         lambda s: s.num_prefix_queries,
     ),
     ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.num_prefix_hits),
+    ("host_cache_hits", None, "Admissions whose prefix was in part copied back.", lambda s: s.num_host_hits),
+    ("host_cache_tokens", None, "Tokens of prefixes copied back from host memory.", lambda s: s.num_restored_tokens),
     (
         "preemptions",
         "num_preemptions",
