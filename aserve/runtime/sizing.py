@@ -83,11 +83,11 @@ def make_sizing(config: EngineConfig, model: Model, limits: Limits, host: HostMe
         limits=limits,
         spec=spec,
         token_bytes=plain_elements(str(dtype).removeprefix("torch.")).token_bytes(spec),
-        memory_of=_under_other_limits(measured, config, spec, limits, dtype.itemsize),
+        memory_of=under_other_limits(measured, config, spec, limits, dtype.itemsize),
     )
 
 
-def _under_other_limits(
+def under_other_limits(
     measured: MemoryUse, config: EngineConfig, spec: ModelSpec, limits: Limits, dtype_bytes: int
 ) -> MemoryOf:
     """What was measured, corrected by what the formulas say about the difference of the limits."""

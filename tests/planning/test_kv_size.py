@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from aserve.core.errors import ConfigError
+from aserve.core.model_spec import ModelSpec
+from aserve.planning.kv_elements import plain_elements
 from aserve.planning.kv_size import Sizing, TooLittleMemoryError, count_blocks
 
 MIB, GIB = 2**20, 2**30
@@ -116,8 +119,6 @@ def test_too_little(make_sizing: Make, settings: dict[str, Any], message: str) -
 
 
 def test_graphs_are_a_part_of_what_is_taken(make_sizing: Make) -> None:
-    from dataclasses import replace
-
     sizing = make_sizing()
     memory = replace(sizing.memory_of(sizing.limits), graphs=3 * GIB)
     assert count_blocks(replace(sizing, memory_of=lambda _: memory)) == count_blocks(sizing) - 3 * 1024
@@ -126,3 +127,23 @@ def test_graphs_are_a_part_of_what_is_taken(make_sizing: Make) -> None:
 def test_a_fraction_needs_a_gpu(make_sizing: Make) -> None:
     with pytest.raises(ConfigError, match="--gpu-memory-fraction needs a GPU; on the CPU use --kv-cache-memory"):
         count_blocks(make_sizing(**HOST, total=4 * GIB, gpu_memory_fraction=0.5))
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "expected"),
+    [
+        ("llama3-8b", 1, 2 * 32 * 8 * 128 * 2),
+        ("llama3-8b", 4, 2 * 32 * 2 * 128 * 2),
+        ("llama3-8b", 16, 2 * 32 * 1 * 128 * 2),  # each KV head is held by two ranks
+        ("gemma2-2b", 1, 2 * 13 * 4 * 256 * 2),  # of the layers of one group
+    ],
+)
+def test_bytes_of_a_token(specs: dict[str, ModelSpec], model: str, ranks: int, expected: int) -> None:
+    assert plain_elements("bfloat16").token_bytes(specs[model], ranks) == expected
+
+
+def test_memory_with_a_cache(make_sizing: Make) -> None:
+    sizing = make_sizing()
+    memory = sizing.memory_with(replace(sizing.capacity(100), num_host_blocks=7))
+    assert (memory.kv_cache, memory.host_kv) == (100 * MIB, 7 * MIB)
+    assert memory.unused == 100 * GIB - memory.taken - 100 * MIB
