@@ -230,6 +230,8 @@ _ATTENTION_SHAPES: Final[tuple[Shape, ...]] = (
     _mixed({"heads": 2, "kv_heads": 2, "dim": 32}, [0, 3, 1], [4, 3, 18], in_order=True),
     _decode(_ODD, [33, 1, 70], block_size=8, window=9, softcap=0.8),
     _mixed(_ODD, [1, 23, 30], [50, 23, 41], block_size=24, softcap=1.5),
+    _decode(_ODD, [33, 0, 140], block_size=64, window=50),
+    _mixed(_ODD, [1, 70, 90, 3], [150, 70, 130, 129], block_size=128),
 )
 
 _GATED_SHAPES: Final[tuple[Shape, ...]] = ({"x": (1, 1536)}, {"x": (5, 33), "gap": 3}, {"x": (3, 1030)})

@@ -111,6 +111,7 @@ def _decode_kernel(
         CAP,
         TILE,
         WIDEN,
+        False,
     )
     if DIRECT:
         out_row = out_ptr + start.to(tl.int64) * out_stride
