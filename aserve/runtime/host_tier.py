@@ -61,7 +61,13 @@ class HostTier:
         block_bytes = block[0] * block[1] * example.element_size()
         self._device = example.device
         self._chunk = max(1, min(num_blocks, staging_bytes // block_bytes))
-        self._staging = torch.empty((self._chunk, *block), dtype=example.dtype, device=self._device)
+        try:
+            self._staging = torch.empty((self._chunk, *block), dtype=example.dtype, device=self._device)
+        except torch.OutOfMemoryError:
+            raise ConfigError(
+                f"{self._device} has no {self._chunk * block_bytes // 2**20 + 1} MiB left for copies to the host; "
+                f"leave --host-cache-memory out, or make the KV cache smaller"
+            ) from None
         try:
             # Written, so the memory is resident from the start: what is too much fails here, not under load.
             self._host = torch.zeros((num_blocks, *block), dtype=example.dtype, device="cpu")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from aserve.core.errors import ConfigError
 from aserve.core.step import BlockCopy, StepPlan
@@ -79,28 +78,27 @@ def test_a_plan_saves_before_it_restores(device: str) -> None:
     tier.close()
 
 
-class CountOperations(TorchDispatchMode):
-    """Counts what reaches torch, views aside."""
+def test_the_number_of_operations_does_not_grow_with_the_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    def count(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.overloadpacket.__name__ in ("copy_", "index_select", "index_copy_", "index_copy")
-        return func(*args, **(kwargs or {}))
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return function(*args, **kwargs)
 
+        monkeypatch.setattr(owner, name, counted)
 
-def test_the_number_of_operations_does_not_grow_with_the_number_of_blocks() -> None:
-    caches = make_caches("cpu")
-    tier = HostTier(caches, 30)
-    counts = []
+    tier = HostTier(make_caches("cpu"), 30)
+    count(torch, "index_select")
+    count(torch.Tensor, "index_copy_")
+    count(torch.Tensor, "copy_")
     for size in (1, 30):
+        calls.clear()
         pairs = copies([(n, n) for n in range(size)])
-        with CountOperations() as operations:
-            tier.copy(StepPlan(0, (), pairs, pairs))
-        counts.append(operations.count)
-    assert counts[0] == counts[1] == 2 * (2 * LAYERS + 1)
+        tier.copy(StepPlan(0, (), pairs, pairs))
+        assert sorted(calls) == ["copy_"] * 2 + ["index_copy_"] * 2 * LAYERS + ["index_select"] * 2 * LAYERS
 
 
 def test_the_flag_says_how_many_blocks() -> None:
@@ -110,3 +108,25 @@ def test_the_flag_says_how_many_blocks() -> None:
         count_host_blocks("1KiB", block_bytes=2000, available=2**30)
     with pytest.raises(ConfigError, match=r"--host-cache-memory 2GiB is more than the 1024 MiB of host memory"):
         count_host_blocks("2GiB", block_bytes=2000, available=2**30)
+
+
+def test_an_executor_says_how_many_blocks_it_has_and_what_they_take(make_executor: Any) -> None:
+    capacity = make_executor(kv_cache_tokens=64, host_cache_memory="100KiB").capacity
+    assert capacity.num_host_blocks == 100 * 1024 // 8192  # 16 tokens of 2 layers, 2 heads of 16, float32
+    assert capacity.memory.host_kv == capacity.num_host_blocks * 8192
+    assert make_executor(kv_cache_tokens=64).capacity.num_host_blocks == 0
+    with pytest.raises(ConfigError, match="--host-cache-memory 8000 holds no KV block"):
+        make_executor(host_cache_memory="8000")
+    with pytest.raises(ConfigError, match="--host-cache-memory 9999GiB is more than"):
+        make_executor(host_cache_memory="9999GiB")
+
+
+@pytest.mark.parametrize("name", ["empty", "zeros"])
+def test_memory_that_cannot_be_had_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    caches = make_caches("cpu")
+    monkeypatch.setattr(torch, name, fail)
+    with pytest.raises(ConfigError, match="--host-cache-memory"):
+        HostTier(caches, 4)

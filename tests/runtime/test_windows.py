@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from aserve.runtime.executor import LocalExecutor
 from tests.checkpoints import FAMILIES, write_checkpoint
 
 MAX_TOKENS = 16
-GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
+GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, num_logprobs=0)
 WINDOWED = ("mistral", "qwen2", "gemma2", "gemma3")
 FEW_BLOCKS = {"mistral": 8, "qwen2": 24, "gemma2": 24, "gemma3": 63}
 """Blocks of 4 tokens with which sequences are preempted, by family: each has its number of groups."""
@@ -61,25 +61,40 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: write_checkpoint(root / family, FAMILIES[family]) for family in WINDOWED}
 
 
+class Continuation(NamedTuple):
+    token_ids: list[int]
+    logprobs: list[float]
+
+
 @pytest.fixture(scope="module")
-def generated(folders: dict[str, Path]) -> Callable[[str], list[list[int]]]:
+def generated(folders: dict[str, Path]) -> Callable[[str], list[Continuation]]:
     """A function from a family to transformers' greedy continuations of the prompts."""
-    known: dict[str, list[list[int]]] = {}
+    known: dict[str, list[Continuation]] = {}
 
     @torch.inference_mode()
-    def generate(family: str) -> list[list[int]]:
+    def generate(family: str) -> list[Continuation]:
         if family not in known:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(folders[family], dtype=torch.float32)
-            known[family] = [
-                model.generate(
-                    torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                    max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
-                )[0, len(prompt) :].tolist()
-                for prompt in PROMPTS
-            ]  # fmt: skip
+            known[family] = [_continue(model, prompt) for prompt in PROMPTS]
         return known[family]
 
     return generate
+
+
+def _continue(model: Any, prompt: tuple[int, ...]) -> Continuation:
+    output = model.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
+        return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    logprobs = torch.stack(output.logits)[:, 0].log_softmax(-1).amax(-1)
+    return Continuation(output.sequences[0, len(prompt) :].tolist(), logprobs.tolist())
+
+
+def assert_same(run: Any, wanted: list[Continuation]) -> None:
+    for answer, want in zip(run.answers, wanted, strict=True):
+        assert answer.token_ids == want.token_ids
+        assert [entry.logprob for entry in answer.logprobs] == pytest.approx(want.logprobs, rel=1e-4, abs=1e-4)
 
 
 class Watched:
@@ -123,14 +138,14 @@ def test_greedy_tokens_are_those_of_transformers(
     make_executor: Any,
     drive: Any,
     folders: dict[str, Path],
-    generated: Callable[[str], list[list[int]]],
+    generated: Callable[[str], list[Continuation]],
     family: str,
     name: str,
 ) -> None:
     settings = SETTINGS[name]
     executor = build(make_executor, folders[family], family, settings)
     run = drive(executor, make_requests(GREEDY), prefix_cache=settings.get("prefix_cache", True))
-    assert run.token_ids == generated(family)
+    assert_same(run, generated(family))
     assert "few blocks" in name or not run.num_preemptions
     assert (executor.num_restores > 0) == ("host memory" in name)
     assert executor.num_behind > 0 or "host memory" not in name
@@ -144,7 +159,7 @@ def test_greedy_tokens_on_a_gpu(
     make_executor: Any,
     drive: Any,
     folders: dict[str, Path],
-    generated: Callable[[str], list[list[int]]],
+    generated: Callable[[str], list[Continuation]],
     family: str,
     name: str,
 ) -> None:
@@ -161,7 +176,7 @@ def test_greedy_tokens_on_a_gpu(
 
     executor.submit = submit_without_waiting  # type: ignore[method-assign]
     run = drive(executor, make_requests(GREEDY))
-    assert run.token_ids == generated(family)
+    assert_same(run, generated(family))
     assert (executor.num_restores > 0) == ("host memory" in name)
     executor.close()
 
