@@ -223,6 +223,7 @@ class H2Peer(Peer):
         self.streams: dict[int, H2Stream] = {}
         self.goaway = False
         self.goaway_code: int | None = None
+        self.goaway_last = 0
         await self.flush()
 
     async def flush(self) -> None:
@@ -275,6 +276,7 @@ class H2Peer(Peer):
             elif isinstance(event, h2.events.ConnectionTerminated):
                 self.goaway = True
                 self.goaway_code = event.error_code
+                self.goaway_last = event.last_stream_id or 0
 
 
 @dataclass(frozen=True)
