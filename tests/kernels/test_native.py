@@ -53,6 +53,14 @@ def test_a_sequence_with_nan_stays_alone(kernels, dtype):
     assert torch.equal(result[others], expected[others])
 
 
+def test_a_sequence_of_length_0_gets_zeros(kernels, dtype):
+    inputs = make_inputs(ATTENTION, {**SMALL, "query_lens": [1, 3, 1], "seq_lens": [9, 0, 20]}, dtype=dtype)
+    out = torch.full_like(inputs["q"], math.nan, memory_format=torch.contiguous_format)
+    kernels.paged_attention(**inputs, out=out)
+    assert torch.equal(out[1:4], torch.zeros_like(out[1:4]))
+    assert out.isfinite().all()
+
+
 def test_an_infinite_score_is_no_silent_number(kernels):
     inputs = make_inputs(ATTENTION, {**SMALL, "query_lens": [1], "seq_lens": [20]}, dtype=torch.float32)
     inputs["q"].fill_(3e38)

@@ -6,7 +6,7 @@
  * aserve_kernels/kernel_set.py. */
 
 #define KEYS 64 /* positions of a block */
-#define MOST_ROWS 48
+#define MOST_ROWS 96
 #define FEW_ROWS 6 /* up to here, scores come from dot products; beyond, keys are turned first */
 #define MOST_DIM 512
 
