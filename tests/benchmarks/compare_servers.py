@@ -62,9 +62,10 @@ def stream(url: str, body: dict[str, Any], run: Run, lock: threading.Lock) -> No
                 usage = chunk["usage"]["completion_tokens"]
             if any((c.get("delta") or {}).get("content") for c in chunk.get("choices", [])):
                 times.append(time.perf_counter())
+    ended = time.perf_counter()
     with lock:
         run.tokens += usage or len(times)
-        run.first.append(times[0] - started)
+        run.first.append((times[0] if times else ended) - started)  # an answer may be empty
         run.gaps += [b - a for a, b in itertools.pairwise(times)]
 
 
