@@ -7,7 +7,7 @@ Used by the executor to generate and by the clients to judge.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from zlib import crc32
@@ -115,6 +115,9 @@ class SimulatedExecutor(FakeExecutor):
             raise RuntimeError(f"injected failure in step {result.step_id}")
         return result
 
-    def scribble(self, block_id: int) -> None:
-        """Spoil a block that nobody may read any more."""
-        self._cache[block_id] = [-7] * self.capacity.block_size
+    def scribble(self, block_ids: Iterable[int]) -> None:
+        """Spoil what nobody may read any more: these blocks, and all of the host's memory."""
+        size = self.capacity.block_size
+        for block_id in block_ids:
+            self._cache[block_id] = [-7] * size
+        self._host_cache = [[-7] * size for _ in self._host_cache]

@@ -67,6 +67,7 @@ class Scenario:
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     chance = Chance(seed, "scenario")
+    prefix_cache = chance.flip(0.8)
     capacity = Capacity(
         num_blocks=chance.randint(8, 28),
         block_size=chance.choice((2, 4, 4)),
@@ -74,6 +75,8 @@ def draw(seed: int) -> Scenario:
         max_batch_tokens=chance.randint(5, 40),
         max_model_len=chance.choice((24, 64, 96)),
         max_in_flight=chance.choice((1, 2)),
+        windows=chance.choice(((None,), (None,), (None,), (6,), (None, 8))),
+        num_host_blocks=chance.choice((0, 0, 6)) if prefix_cache else 0,
     )
     standalone = chance.flip(0.6)
     step_s = chance.choice((0.0, 0.002, 0.01, 0.03))
@@ -91,7 +94,7 @@ def draw(seed: int) -> Scenario:
         capacity=capacity,
         engine=EngineConfig(
             model=ModelConfig(model="simulated"),
-            cache=CacheConfig(prefix_cache=chance.flip(0.8)),
+            cache=CacheConfig(prefix_cache=prefix_cache),
             scheduler=SchedulerConfig(
                 max_queue=chance.choice((0, 1, 2, 4, 8, 100, 100)),
                 max_queue_tokens=chance.choice((None, None, None, None, 0, 40)),

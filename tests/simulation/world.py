@@ -263,6 +263,4 @@ class World:
         self.log("prefix cache reset")
         scheduler.reset_prefix_cache()
         pool = scheduler.kv.pool
-        for block_id in range(pool.num_blocks):
-            if pool.is_free(block_id):
-                executor.scribble(block_id)
+        executor.scribble(block_id for block_id in range(pool.num_blocks) if pool.is_free(block_id))
