@@ -26,6 +26,7 @@ from aserve.server.guard.http1 import GuardedHTTP1
 from aserve.server.guard.http2 import GuardedHTTP2
 from aserve.server.guard.outbox import Outbox, PlainStream, TlsStream
 from aserve.server.guard.timer import Timer
+from aserve.server.guard.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +88,14 @@ class GuardedConnection(TCPServer):
     stream: PlainStream | TlsStream  # type: ignore[assignment]
 
     def __init__(
-        self, app: Any, config: GuardConfig, stream: PlainStream | TlsStream, *, winding: bool = False
+        self, app: Any, config: GuardConfig, stream: PlainStream | TlsStream, *, turns: Turns, winding: bool = False
     ) -> None:
         # a context of its own, so that `terminated` means: this connection takes no more requests
         super().__init__(app, config, WorkerContext(None), ConnectionState({}), stream)  # type: ignore[arg-type]
         self.outbox = Outbox(stream, config.stall_timeout, self._gone)
         self.timer = Timer(self._on_timer)
         self.ending = Ending(winding)
+        self._turns = turns
         self._reading = trio.CancelScope()
         self._handshaking = trio.CancelScope()
         self._lingering = trio.CancelScope()
@@ -226,7 +228,10 @@ class GuardedConnection(TCPServer):
                     self._lost = True
                     break
                 self._left = not data
+                began = trio.current_time()
                 await self.protocol.handle(RawData(data=bytes(data)))
+                if self.protocol.protocol.is_noisy:
+                    await self._turns.give_way(trio.current_time() - began)
                 if self._idle and not self._in_headers and self.protocol.protocol.in_headers:
                     self._in_headers = True
                     self._arm(self.config.header_timeout)

@@ -38,6 +38,7 @@ class GuardedHTTP1(H11Protocol):
     """
 
     config: GuardConfig
+    is_noisy = False
     stream: GuardedStream | None  # pyright: ignore[reportIncompatibleVariableOverride]
     connection: h11.Connection  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -87,6 +87,11 @@ class GuardedHTTP2(H2Protocol):
         self.task_group.spawn(self.send_task)  # pyright: ignore[reportUnknownMemberType]
         await self.send(Updated(idle=True))
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the peer sends much that carries nothing."""
+        return self.connection.calm.is_low
+
     async def ready_to_read(self) -> None:
         """Wait while a flood of replies to control frames is not being read; all else has its flow control."""
         await self._drain(_MOST_REPLY_BYTES)

@@ -47,6 +47,11 @@ class Calm:
         self._left = float(_CALM_BURST)
         self._seen_at = clock()
 
+    @property
+    def is_low(self) -> bool:
+        """Whether more has been spent than peers do who behave."""
+        return self._left < 0.9 * _CALM_BURST
+
     def earn(self, frames: int) -> None:
         """Something useful was sent or received."""
         self._left = min(self._left + frames, _CALM_MOST)

@@ -21,6 +21,7 @@ from aserve.server.guard.config import GuardConfig
 from aserve.server.guard.connection import GuardedConnection
 from aserve.server.guard.outbox import PlainStream, TlsStream
 from aserve.server.guard.tls import tls_context
+from aserve.server.guard.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class GuardedServer:
         self._tls = self._read_tls()
         self._live: dict[GuardedConnection, None] = {}  # ordered by age
         self._winding = False
+        self._turns = Turns()
         self._room = trio.Event()
         self._quiet_until = -inf
         self._accepting = trio.CancelScope()
@@ -111,7 +113,9 @@ class GuardedServer:
                 wrapped: PlainStream | TlsStream = stream
                 if self._tls is not None:
                     wrapped = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
-                connection = GuardedConnection(self._app, self._config, wrapped, winding=self._winding)
+                connection = GuardedConnection(
+                    self._app, self._config, wrapped, turns=self._turns, winding=self._winding
+                )
                 self._live[connection] = None
                 nursery.start_soon(self._serve, connection, stream)
 
