@@ -154,13 +154,14 @@ expected = kernels.silu_and_mul(x)
 child = os.fork()
 if child == 0:
     same = all(torch.equal(kernels.silu_and_mul(x), expected) for _ in range(20))
-    os._exit(0 if same else 1)
+    helped = not os.path.isdir("/proc/self/task") or len(os.listdir("/proc/self/task")) > 1
+    os._exit(0 if same and helped else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert torch.equal(kernels.silu_and_mul(x), expected)
 """
 
 
-def test_a_forked_child_computes():
+def test_a_forked_child_computes_with_helpers_of_its_own():
     assert subprocess.run([sys.executable, "-c", FORKED], check=False, timeout=60).returncode == 0
 
 
@@ -190,3 +191,13 @@ def test_two_libraries_of_openmp_mean_threads_of_its_own(monkeypatch):
         native_library.Path, "read_text", lambda *_, **__: "0 r 0 0 0 /a/libgomp.so\n0 r 0 0 0 /b/libgomp.so"
     )
     assert native_library._libgomp_entry() is None
+
+
+def test_a_float32_weight_beside_bfloat16_costs_one_rounding(kernels):
+    x, weight = torch.randn(40, 256).bfloat16(), torch.rand(256) + 0.5
+    exact = x.double() / x.double().square().mean(-1, keepdim=True).sqrt() * weight.double()
+    once = (exact.bfloat16().double() - exact).square().mean()
+    got = (kernels.rms_norm(x, weight, 0.0).double() - exact).square().mean()
+    summed, _ = kernels.fused_add_rms_norm(torch.zeros_like(x), x.clone(), weight, 0.0)
+    assert got < 1.01 * once  # a second rounding makes it 2
+    assert (summed.double() - exact).square().mean() < 1.01 * once
