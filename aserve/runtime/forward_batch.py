@@ -121,7 +121,7 @@ class BatchBuilder:
                     row[count:] = block_ids[-1 if has_window else 0]
                 behind = block_ids.count(NO_BLOCK) if has_window else 0  # they come first
                 row[count + behind : end] = block_ids[behind:]
-                fresh += block_ids[max(num_cached, behind) :]
+                fresh += block_ids[num_cached:]  # what is behind the window was cached
         if fresh and self._device.type == "cpu":
             self._zero(fresh)
 
