@@ -134,7 +134,8 @@ def _make_rotary_and_store(make: Maker, shape: Shape) -> Inputs:
     inputs = {**_make_store_kv(make, shape), **_make_rotary(make, shape)}
     inputs["q"], inputs["k"], inputs["v"] = _fused_projection(make, shape)
     if shape.get("norm"):
-        inputs |= {"q_weight": make.normal(shape["dim"]), "k_weight": make.normal(shape["dim"]), "eps": 1e-6}
+        weights = {name: make.normal(shape["dim"], dtype=shape.get("weight")) for name in ("q_weight", "k_weight")}
+        inputs |= {**weights, "eps": 1e-6}
     return inputs
 
 
@@ -339,6 +340,7 @@ _OPERATIONS = (
             {**_SMOL, "tokens": 1, "block_size": 16},
             {**_ODD, "tokens": 5, "block_size": 8, "norm": True, "skipped": (1,)},
             {**_ODD, "tokens": 3, "block_size": 1, "rotated": 8, "norm": True},
+            {**_ODD, "tokens": 2, "block_size": 8, "norm": True, **_WIDE_WEIGHT},
             {**_ODD, "tokens": 4, "block_size": 24, "apart": True, "rotated": 16},
             {"heads": 17, "kv_heads": 1, "dim": 16, "tokens": 2, "block_size": 8, "norm": True, "apart": True},
         ),
