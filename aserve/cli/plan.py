@@ -85,7 +85,7 @@ def _print_result(plan: Plan) -> None:
         failure = error
     else:
         assert capacity.memory is not None
-        print(memory_table(capacity.memory, capacity, token_bytes=plan.sizing.token_bytes), end="\n\n")
+        print(memory_table(capacity.memory, capacity), end="\n\n")
         warning = limit_warning(plan.sizing, capacity)
         if warning is not None:
             print(textwrap.fill(warning, 80, break_on_hyphens=False), end="\n\n")

@@ -14,14 +14,14 @@ from aserve.planning.sizes import show_size
 _NAME = 48
 
 
-def memory_table(memory: MemoryUse, capacity: Capacity, *, token_bytes: int) -> str:
-    """Return the lines; ``token_bytes`` is the KV of one token in the layers of one block."""
+def memory_table(memory: MemoryUse, capacity: Capacity) -> str:
+    """Return the lines."""
     where = memory.device if memory.on_gpu else "the host"
     lines = [_row(f"memory of {where}", memory.total, memory.total)]
     lines += [_row(f"  {name}", size, memory.total) for name, size in memory_rows(memory)]
     if memory.host_kv:
         lines.append(_row("host memory for KV that left the cache", memory.host_kv, 0))
-    return "\n".join([*lines, *_requests(capacity, token_bytes)])
+    return "\n".join([*lines, *_requests(memory, capacity)])
 
 
 def memory_rows(memory: MemoryUse) -> Iterator[tuple[str, int]]:
@@ -40,7 +40,17 @@ def full_length_requests(capacity: Capacity) -> int:
     return min(capacity.num_blocks // capacity.num_blocks_for(capacity.max_length), capacity.max_num_seqs)
 
 
-def _requests(capacity: Capacity, token_bytes: int) -> Iterator[str]:
+def memory_line(memory: MemoryUse, capacity: Capacity) -> str:
+    """The same in one line, for logs."""
+    rows = ", ".join(f"{name} {show_size(size)}" for name, size in memory_rows(memory))
+    return (
+        f"memory of {show_size(memory.total)}: {rows}; {capacity.num_kv_tokens} KV tokens, longest request "
+        f"{capacity.max_length} tokens, {full_length_requests(capacity)} of that length in parallel"
+    )
+
+
+def _requests(memory: MemoryUse, capacity: Capacity) -> Iterator[str]:
+    token_bytes = memory.kv_cache // (capacity.num_blocks * capacity.block_size)  # in the layers of one group
     yield (
         f"KV cache: {capacity.num_kv_tokens:,} tokens in {capacity.num_blocks:,} blocks of {capacity.block_size}, "
         f"{capacity.num_groups * token_bytes:,} bytes a token"

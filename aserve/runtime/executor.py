@@ -23,7 +23,7 @@ from aserve.models.model import Model
 from aserve.planning.advice import limit_warning, sized_capacity
 from aserve.planning.kv_size import Sizing
 from aserve.planning.limits import Limits
-from aserve.planning.table import memory_table
+from aserve.planning.table import memory_line
 from aserve.planning.weights import num_parameters
 from aserve.runtime import kv_cache
 from aserve.runtime.device import choose_device, choose_dtype, choose_kernels, choose_num_threads
@@ -173,7 +173,7 @@ def _log_summary(model: Model, sizing: Sizing, capacity: Capacity, memory: Memor
         spec.architecture, num_parameters(spec) / 1e6, str(ctx.dtype).removeprefix("torch."), ctx.device,
         ctx.kernels.description, capacity.max_num_seqs, capacity.max_batch_tokens, capacity.max_model_len,
     )  # fmt: skip
-    _log.info("where the memory goes:\n%s", memory_table(memory, capacity, token_bytes=sizing.token_bytes))
+    _log.info("%s", memory_line(memory, capacity))
     warning = limit_warning(sizing, capacity)
     if warning is not None:
         _log.warning("%s", warning)

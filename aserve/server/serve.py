@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig, ServerConfig
 from aserve.core.errors import AserveError, ConfigError, EngineDrainingError
+from aserve.planning.table import memory_table
 from aserve.server.clock import RunningClock
 from aserve.server.engine_slot import EngineSlot
 from aserve.server.guard import GuardConfig, GuardedServer, root_cause
@@ -138,6 +140,7 @@ class _Process:
                     self._slot.fill(engine)
                     names, seconds = ", ".join(engine.model_names), trio.current_time() - started
                     self._say(f"ready on {self._url} (model {names}) after {seconds:.1f} s")
+                    self._print_memory(engine.capacity)
                     gc.freeze()  # the loaded modules stay: no collection has to walk them again
                     await self._accompany(engine)
         except* AserveError as group:
@@ -237,6 +240,11 @@ class _Process:
 
         signal.signal(signal.SIGALRM, give_up)
         signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _print_memory(self, capacity: Capacity) -> None:
+        if capacity.memory is not None:
+            for line in memory_table(capacity.memory, capacity).splitlines():
+                self._log.put(line)
 
     def _say(self, text: str) -> None:
         self._log.put(f"aserve: {text}")

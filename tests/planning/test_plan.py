@@ -14,7 +14,7 @@ from aserve.planning import plan as planning
 from aserve.planning.kv_elements import QUANTIZED, plain_elements
 from aserve.planning.kv_size import TooLittleMemoryError
 from aserve.planning.plan import Device, Plan, capacity_of, describe, fitting_capacity, make_plan, read_device
-from aserve.planning.table import full_length_requests, memory_rows, memory_table
+from aserve.planning.table import full_length_requests, memory_line, memory_rows, memory_table
 from aserve.quantization.registry import SCHEMES
 
 GIB = 2**30
@@ -101,16 +101,21 @@ def test_graphs_take_memory_unless_they_are_switched_off(planned: Callable[..., 
 def test_the_table_fits_80_columns(planned: Callable[..., Plan], model: str, gib: int) -> None:
     plan = planned(model, gib=gib)
     capacity = capacity_of(plan)
-    table = memory_table(capacity.memory, capacity, token_bytes=plan.sizing.token_bytes)
+    table = memory_table(capacity.memory, capacity)
     lines = [*table.splitlines(), *describe(plan)]
     assert max(map(len, lines)) <= 80
     assert f"longest request: {capacity.max_length:,} tokens" in table
     assert f"in parallel: {full_length_requests(capacity):,}" in table
     on_host = replace(capacity.memory, on_gpu=False, graphs=0, host_kv=3 * GIB)
-    table = memory_table(on_host, replace(capacity, num_host_blocks=5), token_bytes=plan.sizing.token_bytes)
+    table = memory_table(on_host, replace(capacity, num_host_blocks=5))
     assert "memory of the host" in table
     assert "graphs" not in table
     assert "host memory for KV that left the cache" in table
+    assert f"{plan.sizing.token_bytes * capacity.num_groups:,} bytes a token" in table
+    line = memory_line(capacity.memory, capacity)
+    assert "\n" not in line
+    assert all(f"{name} " in line for name, _ in memory_rows(capacity.memory))
+    assert f"longest request {capacity.max_length} tokens, {full_length_requests(capacity)} of that length" in line
 
 
 def test_windows_make_room_for_more_requests(planned: Callable[..., Plan]) -> None:

@@ -245,7 +245,8 @@ def test_capacity_and_defaults(make_executor: Any, caplog: pytest.LogCaptureFixt
         f"loaded LlamaForCausalLM: 0.1 M parameters, float32 on cpu, {kernels} kernels; 32 sequences and 512 tokens "
         "per step, context 512"
     )
-    assert "KV cache: 16,384 tokens in 1,024 blocks of 16, 512 bytes a token" in table
+    assert "KV cache 8.0 MiB, " in table
+    assert table.endswith("; 16384 KV tokens, longest request 512 tokens, 32 of that length in parallel")
     assert capacity.memory is not None
     assert capacity.memory.kv_cache == 16384 * 512
     assert capacity.memory.total > capacity.memory.taken > 0

@@ -18,6 +18,7 @@ import tokenizers
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from aserve.core.errors import ModelLoadError
+from aserve.core.memory import MemoryUse
 from aserve.engine.engine import Engine, run_engine
 from aserve.server.serve import run_server
 from aserve.testing import CHAT_TEMPLATE, EOS, FakeExecutor, write_byte_tokenizer
@@ -32,6 +33,7 @@ CAPACITY = Capacity(
     max_num_seqs=8,
     max_batch_tokens=512,
     max_model_len=16384,
+    memory=MemoryUse(device="a GPU", on_gpu=True, total=2**30, others=0, weights=2**29, activations=0, kv_cache=2**28),
 )
 
 

@@ -36,6 +36,13 @@ def test_ready_line_and_exit(start) -> None:
     assert process.wait() == 0 and "Traceback" not in process.output
 
 
+def test_the_start_says_where_the_memory_goes(start) -> None:
+    process = start()
+    process.says(r"\naserve: ready on .*\nmemory of a GPU +1\.00 GiB  100\.0 %\n  weights +512\.0 MiB   50\.0 %\n")
+    table = process.says(r"\nmemory of a GPU(.*\n)+requests of that length in parallel: 1\n")[0]
+    assert max(map(len, table.splitlines())) <= 80
+
+
 def test_running_requests_finish_after_sigterm(start) -> None:
     """Streams that run get all their tokens; what comes meanwhile is refused with 503 and Retry-After."""
     process = start(step_s=0.01)
