@@ -80,6 +80,24 @@ def test_a_cache_folder_that_cannot_be_written_is_done_without(quick):
     assert path is None
 
 
+def test_a_user_without_a_home_is_served(quick, monkeypatch):
+    def fail(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build.Path, "expanduser", fail)
+    library, path = build.open_library(None)
+    assert (library.answer(), path) == (42, None)
+
+
+def test_no_folder_at_all_is_a_reason_and_no_failure(quick, monkeypatch):
+    def refuse(*_, **__):
+        raise FileNotFoundError("No usable temporary directory")
+
+    monkeypatch.setattr(build.tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(build.BuildError, match="no folder to compile in: No usable temporary directory"):
+        build.open_library(quick)
+
+
 def test_those_who_start_together_agree(quick):
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: build.open_library(quick), range(4)))

@@ -40,17 +40,17 @@ def open_library(cache_dir: Path | None, *, extra_flags: tuple[str, ...] = ()) -
     """
     compiler = find_compiler()
     flags = (*_FLAGS, *_machine_flags(), *extra_flags)
-    folder = (cache_dir or DEFAULT_FOLDER).expanduser() / "kernels"
-    path = folder / f"cpu-{_digest(compiler, flags)}.so"
-    if _is_own(path):
-        with suppress(OSError):  # damaged: compiled again
-            return ctypes.CDLL(str(path)), path
+    name = f"cpu-{_digest(compiler, flags)}.so"
     try:
+        folder = (cache_dir or DEFAULT_FOLDER).expanduser() / "kernels"
+        path = folder / name
+        if _is_own(path):
+            with suppress(OSError):  # damaged: compiled again
+                return ctypes.CDLL(str(path)), path
         folder.mkdir(parents=True, exist_ok=True)
         work = tempfile.TemporaryDirectory(dir=folder, prefix="work-")
-    except OSError:
-        with tempfile.TemporaryDirectory() as place:
-            return _load(_compile(compiler, flags, Path(place))), None
+    except (OSError, RuntimeError):  # not to be written; RuntimeError: a user without a home
+        return _compile_for_now(compiler, flags), None
     with work as place:
         built = _compile(compiler, flags, Path(place))
         built.chmod(0o755)
@@ -60,6 +60,15 @@ def open_library(cache_dir: Path | None, *, extra_flags: tuple[str, ...] = ()) -
         except OSError:
             return library, None
     return library, path
+
+
+def _compile_for_now(compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL:
+    try:
+        work = tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise BuildError(f"no folder to compile in: {' '.join(str(error).split())[:300]}") from None
+    with work as place:
+        return _load(_compile(compiler, flags, Path(place)))
 
 
 def _is_own(path: Path) -> bool:
