@@ -9,10 +9,10 @@ import pytest
 from history import FULL, WINDOWED, History
 from hypothesis import Phase, settings
 
-pytestmark = pytest.mark.timeout(900)  # 15 s of CPU each, on a machine that may do much else
+pytestmark = pytest.mark.timeout(900)  # 15 to 20 s of CPU each, on a machine that may do much else
 # no explain phase: it takes longer than a test may, and the history that fails is short already
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-SETTINGS = settings(max_examples=500, stateful_step_count=40, deadline=None, phases=PHASES)
+SETTINGS = settings(max_examples=500, stateful_step_count=30, deadline=None, phases=PHASES)
 
 
 class Full(History):
