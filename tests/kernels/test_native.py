@@ -204,3 +204,31 @@ def test_a_float32_weight_beside_bfloat16_costs_one_rounding(kernels):
     summed, _ = kernels.fused_add_rms_norm(torch.zeros_like(x), x.clone(), weight, 0.0)
     assert got < 1.01 * once  # a second rounding makes it 2
     assert (summed.double() - exact).square().mean() < 1.01 * once
+
+
+GUARDED = """
+import ctypes, mmap, sys, torch
+from tests.kernels.conftest import native_backend
+
+SIZE = 32 * mmap.PAGESIZE
+memory = mmap.mmap(-1, SIZE + mmap.PAGESIZE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + SIZE), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+packed = native_backend(sys.argv[1]).pack(torch.randn(40, 64).bfloat16())
+for tokens in (*range(1, 35), 64, 70):
+    count = tokens * 64
+    x = torch.frombuffer(memory, dtype=torch.bfloat16, count=count, offset=SIZE - 2 * count).view(tokens, 64)
+    x.copy_(torch.randn(tokens, 64))
+    assert torch.equal(packed(x, None), packed(x.clone(), None))
+"""
+
+
+@pytest.mark.parametrize("name", ["native", "native-without-amx"])
+def test_a_product_reads_nothing_behind_its_input(name):
+    """The page behind the input cannot be read: whoever does is ended by a signal."""
+    if native_backend(name).pack(torch.zeros(32, 32, dtype=torch.bfloat16)) is None:
+        pytest.skip("nothing on this machine multiplies bfloat16")
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED, name], check=False, timeout=100, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0
