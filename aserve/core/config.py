@@ -144,7 +144,7 @@ class SchedulerConfig:
         policy: Order of admission: fcfs by arrival, priority by the request's priority and age, shortest-prefill by
             the prompt's length and age.
         aging_steps: Under priority, one level is worth so many steps of waiting; under shortest-prefill, a prompt that
-            fills one step is. Nobody is overtaken for longer than that.
+            fills one step is. Whoever has waited for as long as that sets it back is overtaken no more.
         prefix_lookahead: Among so many requests behind the next one, and the next one itself, that with the longest
             cached prefix is admitted first; nobody is passed over more often than that. 0 turns it off.
     """
