@@ -12,6 +12,7 @@ from tests.simulation.runner import Outcome, run_seed, run_seeds
 from tests.simulation.scenario import draw
 
 CHUNK = 50
+REPORT_EVERY = 1000
 
 
 def _run_chunk(seeds: range) -> tuple[int, float, list[tuple[int, str]]]:
@@ -51,6 +52,8 @@ def _run_all(seeds: range, jobs: int) -> int:
             failed += len(failures)
             for seed, violation in failures:
                 print(f"seed {seed}: {violation}", flush=True)
+            if done % REPORT_EVERY == 0:
+                print(f"{done} seeds, {failed} failed", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - started_s
     rates = f"{done / seconds:.0f} a second, {done / busy_s:.0f} a second of one core"
     print(f"{done} seeds in {seconds:.1f} s, {rates}; {failed} failed")

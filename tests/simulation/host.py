@@ -104,8 +104,8 @@ class SimulatedHost:
             if not self._callbacks:
                 self._called = trio.Event()
                 await self._called.wait()
-            if delays.flip(0.1):
-                await trio.sleep(delays.choice((0.0, 0.002)))
+            if delays.flip(0.15):
+                await trio.sleep(delays.choice((0.0, 0.002, 3 * self._world.scenario.faults.step_s)))
             callbacks, self._callbacks = self._callbacks, []
             for callback in callbacks:
                 callback()

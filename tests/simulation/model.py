@@ -20,7 +20,9 @@ from aserve.text.detokenizer import ByteDetokenizer
 
 BOS, EOS, VOCAB_SIZE = 256, 257, 260
 POISON = 17
-"""Seeds that leave remainder 7 give a model whose output is not a number now and then."""
+STOPPING = frozenset(b"aehy")
+"""Seeds that leave remainder 7 give a model whose output is not a number now and then, and often behind ``STOPPING``:
+letters with which stop strings end."""
 
 _SHOWN = MappingProxyType({i: bytes([i]) if i < 256 else b"" for i in range(VOCAB_SIZE)})
 _RAW = MappingProxyType({i: bytes([i]) if i < 256 else b"<special>" for i in range(VOCAB_SIZE)})
@@ -49,7 +51,7 @@ class ByteTokenizer:
 def next_token(token_ids: list[int], seed: int) -> int:
     """Letters, now and then the end of text, and for poisoned seeds now and then no number."""
     value = crc32(array("q", token_ids).tobytes(), seed & 0xFFFFFFFF)
-    if seed % POISON == 7 and value % 7 == 2:
+    if seed % POISON == 7 and value % (2 if token_ids[-1] in STOPPING else 7) == 0:
         return INVALID_TOKEN
     return EOS if value % 31 == 1 else 97 + value % 26
 
