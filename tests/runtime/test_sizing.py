@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
 from aserve.core.config import EngineConfig, ModelConfig
 from aserve.core.memory import MemoryUse
 from aserve.core.model_spec import ModelSpec
 from aserve.planning.activations import graph_bytes, step_bytes
+from aserve.planning.advice import sized_capacity
+from aserve.planning.kv_size import Sizing, TooLittleMemoryError
 from aserve.planning.limits import Limits
-from aserve.runtime.sizing import HostMeter, too_large, under_other_limits
+from aserve.runtime.profiling import Measured
+from aserve.runtime.sizing import HostMeter, make_sizing, too_large, under_other_limits
 
 GIB = 2**30
 SPEC = ModelSpec.from_hf(
@@ -65,3 +72,53 @@ def test_the_host_is_metered_or_planned(monkeypatch: pytest.MonkeyPatch) -> None
         meter = HostMeter()
         monkeypatch.setattr("aserve.runtime.sizing.own_bytes", lambda value=after: value)
         assert meter.read(7) == expected
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sizing]:
+    """A sizing on a GPU of 24 GiB of which 23 are free, whose step was measured or ran out of memory."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (23 * GIB, 24 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: GIB // 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def make(measured: Measured | None, *, limits: Limits = LIMITS, **model: Any) -> Sizing:
+        def measure(*_: Any, **__: Any) -> Measured:
+            if measured is None:
+                raise torch.OutOfMemoryError
+            return measured
+
+        monkeypatch.setattr("aserve.runtime.sizing.measure_gpu", measure)
+        kernels = SimpleNamespace(can_be_captured=True)
+        ctx = SimpleNamespace(dtype=torch.bfloat16, device=torch.device("cuda"), kernels=kernels)
+        config = EngineConfig(model=ModelConfig(model="M", **model))
+        return make_sizing(config, cast(Any, SimpleNamespace(spec=SPEC, ctx=ctx)), limits, HostMeter())
+
+    return make
+
+
+def test_measured_numbers_are_taken(on_gpu: Callable[..., Sizing]) -> None:
+    measured = Measured(total=24 * GIB, others=GIB, weights=2 * GIB, activations=3 * GIB)
+    memory = on_gpu(measured, cuda_graphs=False).memory_of(LIMITS)
+    assert memory == MemoryUse(
+        device="a GPU", on_gpu=True, total=24 * GIB, others=GIB, weights=2 * GIB, activations=3 * GIB
+    )
+    planned = graph_bytes(SPEC, LIMITS, dtype_bytes=2, block_size=16)
+    assert on_gpu(measured).memory_of(LIMITS).graphs == planned > 0
+
+
+def test_a_step_that_ran_out_of_memory_is_sized_by_the_formula(on_gpu: Callable[..., Sizing]) -> None:
+    sizing = on_gpu(None)
+    memory = sizing.memory_of(LIMITS)
+    assert (memory.weights, memory.others) == (GIB // 2, GIB // 2)
+    assert memory.activations > 23 * GIB
+    with pytest.raises(TooLittleMemoryError, match="no memory is left for a KV cache"):
+        sized_capacity(sizing)
+
+
+def test_a_step_that_cannot_fit_is_not_tried(on_gpu: Callable[..., Sizing]) -> None:
+    measured = Measured(total=24 * GIB, others=0, weights=0, activations=0)
+    limits = replace(LIMITS, max_batch_tokens=2**28, max_num_seqs=2**20)
+    sizing = on_gpu(measured, limits=limits)
+    with pytest.raises(TooLittleMemoryError, match=r"a step's activations .*; set --max-batch-tokens \d+$"):
+        sized_capacity(sizing)
