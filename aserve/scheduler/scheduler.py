@@ -135,21 +135,23 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert result.step_id == step.step_id, f"result of step {result.step_id}, expected {step.step_id}"
         events: list[TokenEvent] = []
+        sampled, block_size = result.sampled, self.capacity.block_size
         index = -1
-        for row in step.rows:
-            index += row.samples
-            sequence = row.sequence
-            broken = row.samples and result.sampled[index] == INVALID_TOKEN
+        for sequence, _, epoch, num_tokens, samples in step.rows:
+            index += samples
+            broken = samples and sampled[index] == INVALID_TOKEN
             if broken:  # also if it has been cancelled or preempted: what it published is still there
                 self.kv.withdraw(sequence)
-            if sequence.is_over:
+            if sequence.cancelled or sequence.finish_reason is not None:
                 continue
-            if sequence.epoch == row.epoch:
-                sequence.num_computed += row.num_tokens
-                sequence.num_in_flight -= row.num_tokens
-                if not broken:
+            if sequence.epoch == epoch:
+                sequence.num_computed += num_tokens
+                sequence.num_in_flight -= num_tokens
+                # one token in sixteen fills a block; the call costs as much as the rest of the round
+                full = sequence.num_computed >= (sequence.num_published_blocks + 1) * block_size
+                if not broken and (full or sequence.num_computed >= sequence.next_drop):
                     self.kv.publish(sequence)
-            if row.samples:
+            if samples:
                 events.append(self._take_token(sequence, result, index))
         self._lift_fences(step)
         return tuple(events)
@@ -275,10 +277,11 @@ class Scheduler:
         rows: list[ScheduledSequence] = []
         for sequence, num_tokens in draft.rows.items():
             row = self._row(sequence, num_tokens)
+            samples = row.samples
             rows.append(row)
-            planned.append(PlannedRow(sequence, row.slot, sequence.epoch, num_tokens, row.samples))
+            planned.append(PlannedRow(sequence, sequence.slot, sequence.epoch, num_tokens, samples))
             sequence.num_in_flight += num_tokens
-            sequence.num_pending += row.samples
+            sequence.num_pending += samples
             sequence.last_step_id = step_id
         self._in_flight.append(InFlightStep(step_id, planned))
         return StepPlan(step_id, tuple(rows), *self.kv.take_copies())
@@ -311,19 +314,15 @@ class Scheduler:
         token_id = result.sampled[index]
         sequence.num_pending -= 1
         if token_id == INVALID_TOKEN:
-            sequence.finish_reason = FinishReason.ERROR
+            finish_reason = FinishReason.ERROR
         else:
             sequence.token_ids.append(token_id)
-            sequence.finish_reason = sequence.finish_reason_after(token_id)
-        if sequence.finish_reason is not None:
+            finish_reason = sequence.finish_reason_after(token_id)
+        if finish_reason is not None:
+            sequence.finish_reason = finish_reason
             self._retire(sequence)
-        return TokenEvent(
-            sequence.request.request_id,
-            token_id,
-            result.logprobs.get(index) if result.logprobs else None,
-            sequence.finish_reason,
-            sequence.num_cached_tokens,
-        )
+        logprobs = result.logprobs.get(index) if result.logprobs else None
+        return TokenEvent(sequence.request.request_id, token_id, logprobs, finish_reason, sequence.num_cached_tokens)
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 

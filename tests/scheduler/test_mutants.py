@@ -68,7 +68,7 @@ MUTANTS = {
     "hash without parent": Mutant(prefix_key, "extend_hashes", "parent + data", "data"),
     "hash without salt": Mutant(prefix_key, "root_hash", "blake2b(cache_salt", "blake2b(b''"),
     "hash without group": Mutant(KVCacheManager, "__init__", "bytes([number])", "b''", **MIXED),
-    "row of another epoch": Mutant(Scheduler, "commit", "sequence.epoch == row.epoch", "True"),
+    "row of another epoch": Mutant(Scheduler, "commit", "sequence.epoch == epoch", "True"),
     "cache of another epoch": Mutant(KVCacheManager, "publish", "sequence.cache_epoch == self._epoch", "True"),
     "index kept by a reset": Mutant(KVCacheManager, "reset", "self.pool.clear_index()", "pass"),
     "preempted without reset": Mutant(Scheduler, "_preempt", "victim.forget_kv()", "victim.slot = -1"),
