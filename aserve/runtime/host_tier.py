@@ -9,10 +9,12 @@ and a step apart. Owned by the executor, on the step thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -73,8 +75,8 @@ class HostTier:
             self._host = torch.zeros((num_blocks, *block), dtype=example.dtype, device="cpu")
         except RuntimeError:
             raise _too_large(num_blocks * block_bytes, 0) from None
-        self._is_locked = self._device.type == "cuda"
-        if self._is_locked:
+        self._unlock: Callable[[], object] | None = None
+        if self._device.type == "cuda":
             self._lock()
 
     def extend(self, capacity: Capacity) -> Capacity:
@@ -86,10 +88,10 @@ class HostTier:
 
     def close(self) -> None:
         """Let go of the page lock; nothing may be copied afterwards. Idempotent."""
-        if self._is_locked:
-            self._is_locked = False
+        if self._unlock is not None:
             torch.cuda.current_stream(self._device).synchronize()
-            _cudart().cudaHostUnregister(self._host.data_ptr())
+            self._unlock()
+            self._unlock = None
 
     @torch.inference_mode()
     def copy(self, plan: StepPlan) -> None:
@@ -112,15 +114,24 @@ class HostTier:
         size = self._host.nbytes
         error = int(_cudart().cudaHostRegister(self._host.data_ptr(), size, 0))
         if error:
-            self._is_locked = False
+            _forget_error(self._device)
             raise ConfigError(
                 f"the system does not lock {size // 2**20} MiB of memory for --host-cache-memory (CUDA error {error}); "
                 f"lower it, or raise the limit on locked memory (ulimit -l)"
             )
+        # Also when nobody closes: memory that is freed while it is locked keeps its addresses from being locked again.
+        self._unlock = finalize(self, _cudart().cudaHostUnregister, self._host.data_ptr())
 
 
 def _cudart() -> Any:
     return torch.cuda.cudart()
+
+
+def _forget_error(device: torch.device) -> None:
+    """Have CUDA tell its last error now: it would be told to the next operation otherwise, which is not at fault."""
+    with suppress(RuntimeError):
+        torch.empty(1, device=device).zero_()
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _chunks(copies: Sequence[BlockCopy], size: int) -> Iterator[list[BlockCopy]]:
