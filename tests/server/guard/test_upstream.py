@@ -3,12 +3,19 @@
 Then its patch can go, together with its row in ``guard_faults``.
 """
 
+import inspect
+import re
 from importlib.metadata import version
 
 import pytest
 import trio
 from guard_client import H2Peer, Peer, ask, serving
 from guard_faults import FAULTS, goaway_ends_the_process
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from hypercorn.config import Config
+
+from aserve.server.guard.lenient_h2 import LenientConnection
 
 pytestmark = pytest.mark.anyio
 
@@ -96,3 +103,19 @@ async def test_quart_cuts_answers_after_its_timeout() -> None:
 def test_the_guard_is_for_this_version() -> None:
     """The guard overrides methods that hypercorn does not promise; read its changes before raising this."""
     assert version("hypercorn").startswith("0.18.")
+
+
+async def test_h2_has_what_the_guard_overrides_and_reads() -> None:
+    """Private names, most of them: an override of one that h2 no longer calls would be silently without effect."""
+    h2, ours = H2Connection(H2Configuration(client_side=False)), {"calm", "_check_what_waits", "_fail_stream"}
+    source = inspect.getsource(LenientConnection)
+    overridden = {name for name in vars(LenientConnection) if not name.startswith("__")} - ours
+    read = set(re.findall(r"\bself\.(\w+)", source)) - ours
+    assert "_receive_frame" in overridden and "_terminate_connection" in read
+    assert not [name for name in overridden | read if not hasattr(h2, name)]
+    calls = inspect.getsource(H2Connection)
+    assert not [name for name in overridden if not re.search(rf"\bself\.{name}\b", calls) and name != "receive_data"]
+    of_the_buffer = set(re.findall(r"\bbuffer\.(\w+)", source))
+    assert "_data" in of_the_buffer
+    assert not [name for name in of_the_buffer if not hasattr(h2.incoming_buffer, name)]
+    LenientConnection(Config()).receive_data(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
