@@ -97,6 +97,8 @@ class StaticBatch:
             self._bounds[: seqs + 1].copy_(batch.cu_seqlens_q, non_blocking=True)
             self._bounds[seqs + 1 : shape.num_seqs + 1].fill_(tokens)
             self._last_tokens[: len(last_tokens)].copy_(last_tokens, non_blocking=True)
+            # those of a larger step would lie beyond this one's hidden states
+            self._last_tokens[len(last_tokens) : shape.num_seqs].zero_()
 
 
 @dataclass(frozen=True, slots=True)

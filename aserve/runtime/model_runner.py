@@ -76,7 +76,7 @@ class ModelRunner:
         if len(columns.sampling):
             sampled = self._sample(batch, columns)
         else:
-            self._model.forward(batch)
+            self._compute(batch, torch.empty(0, dtype=torch.int64, device=self._device))
         done = None
         if self._device.type == "cuda":
             done = torch.cuda.Event()
@@ -98,6 +98,11 @@ class ModelRunner:
         self._graphs = StepGraphs(self._model, static, shapes)
         self._graphs.capture_all()
 
+    def _compute(self, batch: ForwardBatch, last_tokens: Tensor | None) -> Tensor:
+        """Queue the step, as a graph where there is one; returns the logits of ``last_tokens`` (None: of all)."""
+        logits = None if self._graphs is None else self._graphs.run(batch, last_tokens)
+        return compute(self._model, batch, last_tokens) if logits is None else logits
+
     def _sample(self, batch: ForwardBatch, columns: PlanColumns) -> Sampled:
         rows = columns.sampling
         slots = columns.slots[rows]
@@ -105,9 +110,7 @@ class ModelRunner:
         sent_slots, last_tokens = to_device((slots, ends[rows] - 1), self._device)
         # where every row is a decode, all hidden states go through the head
         heads = last_tokens if len(rows) < len(batch.input_ids) else None
-        logits = None if self._graphs is None else self._graphs.run(batch, heads)
-        if logits is None:
-            logits = compute(self._model, batch, heads)
+        logits = self._compute(batch, heads)
         sampled = self._sampler.sample(logits, slots, (columns.starts + columns.lengths)[rows])
         self._batches.remember(sent_slots, sampled.token_ids)
         return _to_host(sampled)

@@ -161,10 +161,19 @@ def _measure_host(config: EngineConfig, model: Model, limits: Limits, host: Host
 
 
 def captured(capture: Callable[[], None], memory: MemoryUse, device: torch.device) -> MemoryUse:
-    """Capture graphs; returns the memory with what they really take. CUDA only."""
+    """Capture graphs; returns the memory with what they really take. CUDA only.
+
+    Raises ConfigError when there is not enough of it.
+    """
     torch.cuda.empty_cache()
     before, _ = torch.cuda.mem_get_info(device)
-    capture()
+    try:
+        capture()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the CUDA graphs do not fit beside the KV cache: {show_size(memory.graphs)} were planned for them, and "
+            f"{show_size(before)} were free; set a smaller KV cache, or --no-cuda-graphs"
+        ) from error
     torch.cuda.empty_cache()
     after, _ = torch.cuda.mem_get_info(device)
     return replace(memory, graphs=max(0, before - after))

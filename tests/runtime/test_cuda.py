@@ -83,6 +83,19 @@ def test_tokens_are_those_of_the_cpu(
             assert a is None or a.logprob == pytest.approx(b.logprob, abs=1e-3)
 
 
+def test_a_small_step_after_a_large_one(make_executor: Any, drive: Any) -> None:
+    """Rows that the large step sampled lie beyond the small one's, whose graph reads the same tensors."""
+    prompts = [tuple(range(40)), tuple(range(1, 41)), tuple(range(2, 42)), (5, 6, 7)]
+    requests = [
+        Request(request_id=f"r{i}", prompt_token_ids=p, sampling=KINDS[0], arrival_index=i)
+        for i, p in enumerate(prompts)
+    ]
+    settings = {"kv_cache_tokens": 2048, "max_batch_tokens": 120}
+    expected = drive(make_executor(**settings), requests)
+    run = drive(make_executor(device="cuda", **settings), requests)
+    assert run.token_ids == expected.token_ids
+
+
 def test_default_size_leaves_a_tenth_of_the_device(make_executor: Any) -> None:
     executor = make_executor(device="cuda")
     assert executor.capacity.max_in_flight == 2

@@ -57,14 +57,15 @@ def test_a_step_in_static_tensors_gives_the_logits_of_the_step_itself(tmp_path, 
         cpu = torch.device("cpu")
         prefill = len(set(lengths)) > 1
         shape = StepShape(True, 16, 4) if prefill else StepShape(False, 4, 4)
-        earlier = _batch(capacity, caches, (8, 8) if prefill else (1, 1, 1, 1))
+        earlier = _batch(capacity, caches, (8, 8, 8, 8) if prefill else (1, 1, 1, 1))
         batch = _batch(capacity, caches, lengths)
         last = torch.tensor(lengths).cumsum(0) - 1 if prefill else None
         expected = compute(model, batch, last)
         wanted = [x.clone() for pair in caches for x in pair]
 
-        static = StaticBatch(batch, max_num_tokens=16, max_num_seqs=4, table_width=capacity.table_width)
-        static.write(shape, earlier, torch.tensor([7, 15], device=cpu) if prefill else None)
+        static = StaticBatch(batch, max_num_tokens=32, max_num_seqs=4, table_width=capacity.table_width)
+        larger = StepShape(prefill, 32, 4) if prefill else shape
+        static.write(larger, earlier, torch.tensor([7, 15, 23, 31], device=cpu) if prefill else None)
         static.write(shape, batch, last)
         for cache in (x for pair in caches for x in pair):
             cache.zero_()
