@@ -134,10 +134,14 @@ class EventRouter:
 
     def register(self, request_id: RequestId, mailbox: Mailbox) -> None:
         self._routes[request_id] = mailbox
+        mailbox.num_registered += 1
 
     def unregister(self, request_id: RequestId) -> Mailbox | None:
         """Forget a sequence; returns its mailbox if it had not finished. Idempotent."""
-        return self._routes.pop(request_id, None)
+        mailbox = self._routes.pop(request_id, None)
+        if mailbox is not None:
+            mailbox.num_registered -= 1
+        return mailbox
 
     def close_mailboxes(self, make_error: Callable[[], AserveError]) -> None:
         """Close every registered mailbox, each once; they stay registered until their readers have left."""
@@ -209,6 +213,7 @@ class EventRouter:
                 continue
             if event.finish_reason is not None:
                 del routes[request_id]
+                mailbox.num_registered -= 1
                 num_finished += 1
             last_s = mailbox.last_s
             if last_s is None:

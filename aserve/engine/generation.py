@@ -8,7 +8,7 @@ Knows the engine only as an ``EngineClient``. Used by the server's routes and by
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -97,9 +97,13 @@ class Generation:
         return self._mailbox.last_s
 
     @property
-    def is_complete(self) -> bool:
-        """Whether every choice has ended and has been read to its end."""
-        return not self._num_open
+    def has_arrived(self) -> bool:
+        """Whether every choice has ended and all its tokens are there, read or not."""
+        return self._state != "new" and not self._mailbox.num_registered
+
+    def when_begun(self, callback: Callable[[], None]) -> None:
+        """Call this, and nothing given before, when the first choice begins to run."""
+        self._mailbox.on_begun = callback
 
     @property
     def is_open(self) -> bool:

@@ -26,7 +26,9 @@ class Mailbox:
         "admitted_s",
         "error",
         "last_s",
+        "num_registered",
         "on_admitted",
+        "on_begun",
         "submitted_s",
     )
 
@@ -39,7 +41,10 @@ class Mailbox:
         self.submitted_s = 0.0
         self.admitted_s: float | None = None
         self.last_s: float | None = None
+        self.num_registered = 0
+        """Sequences that may still put something: the router counts them."""
         self.on_admitted: Callable[[], None] | None = None
+        self.on_begun: Callable[[], None] | None = None
 
     @property
     def num_events(self) -> int:
@@ -51,6 +56,8 @@ class Mailbox:
         self.admitted_s = now_s
         if self.on_admitted is not None:
             self.on_admitted()
+        if self.on_begun is not None:
+            self.on_begun()
 
     def put(self, event: TokenEvent, now_s: float) -> None:
         """Append an event and wake the reader. Never waits, never raises."""

@@ -24,6 +24,8 @@ from aserve.core.errors import (
 from aserve.server.asgi import RequestHead
 
 NEVER = math.inf
+_SHORTEST_S = 0.001
+"""No client can mean less, and the timers of an event loop are no finer."""
 
 
 class Timed(Protocol):
@@ -38,8 +40,12 @@ class Timed(Protocol):
     def last_token_s(self) -> float | None: ...
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all its tokens are there."""
+    def has_arrived(self) -> bool:
+        """Whether all its tokens are there, read or not."""
+        ...
+
+    def when_begun(self, callback: Callable[[], None]) -> None:
+        """Call this when it begins to run, which it has not yet."""
         ...
 
 
@@ -76,13 +82,13 @@ def _shorter(default_s: float | None, head: RequestHead, name: str) -> float:
         asked_s = float(asked)
     except ValueError:
         asked_s = math.nan
-    if not 0 < asked_s < math.inf:
-        raise InvalidRequestError(f"the header {name} must be a positive number of seconds")
+    if not _SHORTEST_S <= asked_s < math.inf:
+        raise InvalidRequestError(f"the header {name} must be a number of seconds, at least {_SHORTEST_S:g}")
     return min(limit_s, asked_s)
 
 
 class Deadlines:
-    """Watches one request's limits.
+    """Watches one request's limits. Sleeps until one may have passed or a part begins: it never polls.
 
     Args:
         started_s: when the request's head came.
@@ -96,47 +102,57 @@ class Deadlines:
         self._started_s = started_s
         self._retry_after_s = retry_after_s
         self._timed: list[Timed] = []
+        self._news = anyio.Event()
 
     def watch(self, timed: Timed) -> None:
         """From now on this is a part of the request's work."""
         self._timed.append(timed)
+        if timed.begun_s is None:
+            timed.when_begun(self._wake)
+        self._wake()
 
     async def run(self, close: Callable[[AserveError], None]) -> None:
         """Close the request with the limit that passes first; runs until cancelled, or until one has."""
         while True:
+            self._news = anyio.Event()
             now_s = anyio.current_time()
-            due_s, error = self._next(now_s)
-            if error is not None and due_s <= now_s:
+            due_s, error = self._next()
+            if due_s <= now_s:
                 close(error)
                 return
-            await anyio.sleep(due_s - now_s)
+            with anyio.move_on_at(due_s):
+                await self._news.wait()
 
-    def _next(self, now_s: float) -> tuple[float, AserveError | None]:
-        """When to look again, and what will have passed then if nothing changes."""
+    def _wake(self) -> None:
+        self._news.set()
+
+    @property
+    def _waits(self) -> bool:
+        return not self._timed or any(timed.begun_s is None for timed in self._timed)
+
+    def _next(self) -> tuple[float, AserveError]:
+        """What passes first, and when, if nothing changes."""
         limits = self._limits
-        dues: list[tuple[float, AserveError | None]] = [
+        dues: list[tuple[float, AserveError]] = [
             (
                 self._started_s + limits.total_s,
                 DeadlineExceededError(f"the time limit of {limits.total_s:g} s for this request has passed"),
             )
         ]
-        if not self._timed or any(timed.begun_s is None for timed in self._timed):
+        if self._waits:
             text = f"the request waited for {limits.queue_s:g} s without being begun, which is its limit"
             dues.append(
                 (self._started_s + limits.queue_s, QueueTimeoutError(text, retry_after_s=self._retry_after_s()))
             )
-            dues.append((now_s + limits.idle_s, None))  # may begin at any moment, and be idle from then on
         silent_since_s = [since_s for timed in self._timed if (since_s := _silent_since_s(timed)) is not None]
         if silent_since_s:
             text = f"no token came for {limits.idle_s:g} s, which is this request's limit"
             dues.append((min(silent_since_s) + limits.idle_s, IdleTimeoutError(text)))
-        elif self._timed:
-            dues.append((now_s + limits.idle_s, None))
         return min(dues, key=lambda due: due[0])
 
 
 def _silent_since_s(timed: Timed) -> float | None:
-    """When it last gave a sign; None if it need not: it waits, or is complete."""
-    if timed.begun_s is None or timed.is_complete:
+    """When it last gave a sign; None if it need not: it waits, or all of it has come."""
+    if timed.begun_s is None or timed.has_arrived:
         return None
     return timed.begun_s if timed.last_token_s is None else timed.last_token_s

@@ -23,7 +23,22 @@ class Timed:
     """What a generation tells of itself; the test turns it."""
 
     def __init__(self, begun_s=None, last_token_s=None):
-        self.begun_s, self.last_token_s, self.is_complete = begun_s, last_token_s, False
+        self._begun_s, self.last_token_s, self.has_arrived = begun_s, last_token_s, False
+        self._callback = None
+        self.num_looks = 0
+
+    @property
+    def begun_s(self):
+        self.num_looks += 1
+        return self._begun_s
+
+    @begun_s.setter
+    def begun_s(self, value):
+        self._begun_s = value
+        self._callback()
+
+    def when_begun(self, callback):
+        self._callback = callback
 
 
 async def ended_by(limits, *timed, then=()):
@@ -95,9 +110,22 @@ class TestAlone:
         tokens = [(second, says(busy, last_token_s=float(second))) for second in range(2, 40, 2)]
         assert await ended_by({"idle_s": 10}, busy, silent, then=tokens) == [(IdleTimeoutError, 15, None)]
 
-    async def test_what_is_complete_is_not_idle(self):
+    async def test_what_has_arrived_is_not_idle(self):
         timed = Timed(begun_s=0.0, last_token_s=1.0)
-        assert await ended_by({"idle_s": 10}, timed, then=[(2, says(timed, is_complete=True))]) == []
+        assert await ended_by({"idle_s": 10}, timed, then=[(2, says(timed, has_arrived=True))]) == []
+
+    async def test_waiting_costs_nothing(self):
+        """However short the limit on silence is, nothing looks again and again whether it has begun."""
+        timed = Timed()
+        came = await ended_by({"idle_s": 0.001}, timed, then=[(100, says(timed, begun_s=100.0))])
+        assert came == [(IdleTimeoutError, pytest.approx(100.001), None)]
+        assert timed.num_looks < 30
+
+    async def test_the_wait_for_a_reader_costs_nothing(self):
+        timed = Timed(begun_s=0.0, last_token_s=0.0)
+        timed.has_arrived = True
+        assert await ended_by({"idle_s": 0.001}, timed) == []
+        assert timed.num_looks < 30
 
 
 HEADERS = {"total_s": "x-request-timeout", "queue_s": "x-queue-timeout", "idle_s": "x-idle-timeout"}
@@ -117,7 +145,7 @@ async def test_the_shorter_of_server_and_client_counts(which):
     assert getattr(limits_of({setting: 5.0}, {header: "2.5"}), which) == 2.5
     assert getattr(limits_of({setting: 5.0}, {header: "60"}), which) == 5.0
     assert getattr(limits_of({}, {header: "60"}), which) == 60.0
-    for wrong in ("0", "-1", "soon", "nan", "inf", ""):
+    for wrong in ("0", "-1", "1e-9", "0.0009", "soon", "nan", "inf", ""):
         with pytest.raises(InvalidRequestError, match=f"(?i){header}"):
             limits_of({}, {header: wrong})
 
@@ -209,6 +237,32 @@ class TestOverAnEngine:
             assert error["code"] == code
             gate.release(1)  # one step: the KV cache is free after it
             await client.until(lambda: stats().num_used_blocks == 0)
+
+    async def test_a_slow_reader_of_an_answer_that_is_there_is_not_idle(self, serving, make_exchange, gate, clock):
+        taken = anyio.Event()
+
+        async def slow(exchange, message):
+            if message.get("body"):
+                await taken.wait()
+
+        async with serving(server={"stall_timeout_s": 500.0}, gate=gate) as client, anyio.create_task_group() as tasks:
+            client.limit_s = 1000
+            stats = client.app.slot.engine.stats
+            exchange = make_exchange(body(stream=True, max_tokens=5), on_send=slow)
+            tasks.start_soon(client.run, exchange, "POST", COMPLETIONS, {**JSON, "x-idle-timeout": "8"})
+            await client.until(lambda: stats().num_running == 1)
+            gate.release(1)
+            await client.until(lambda: exchange._sending)
+            gate.open()
+            await client.until(lambda: stats().num_generated_tokens == 5)
+            clock.jump(100)
+            await anyio.lowlevel.checkpoint()
+            clock.jump(1)
+            await anyio.lowlevel.checkpoint()
+            taken.set()
+            await client.until(lambda: exchange.answer.complete)
+            assert exchange.answer.data[-1] == "[DONE]"
+            assert exchange.answer.finish() == "length"
 
     async def test_tokens_keep_a_request_alive(self, serving, make_exchange, gate, clock):
         async with serving(gate=gate) as client, anyio.create_task_group() as tasks:

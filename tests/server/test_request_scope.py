@@ -25,13 +25,16 @@ def anyio_backend(request):
 class Work:
     """A generation that never says anything, and what became of it."""
 
-    is_complete = False
+    has_arrived = False
 
     def __init__(self):
         self.begun_s = self.last_token_s = None
         self.closed = anyio.Event()
         self.error = None
         self.left_s = None
+
+    def when_begun(self, callback):
+        """It never begins."""
 
     def close(self, error):
         self.error = error
