@@ -14,22 +14,26 @@ _NOT_MEASURED_S = 1.0
 
 
 class DrainRate:
-    """The rate of the most recent ends."""
+    """The rate of the most recent ends.
+
+    Remembers moments, not single ends: one step can end hundreds of sequences, and the time that these took is the time
+    since the moment before.
+    """
 
     def __init__(self) -> None:
-        self._ends_s: deque[float] = deque(maxlen=_NUM_REMEMBERED)
-        self._begin_s: float | None = None
+        self._moments: deque[tuple[float, int]] = deque(maxlen=_NUM_REMEMBERED)  # the first only begins the time
         self._earlier_each_s: float | None = None
 
     def begin(self, now_s: float) -> None:
         """Work has come to something idle: the time since its last end says nothing about its speed."""
-        self._earlier_each_s = self._each_s(self._ends_s[-1]) if self._ends_s else self._earlier_each_s
-        self._ends_s.clear()
-        self._begin_s = now_s
+        if self._moments:
+            self._earlier_each_s = self._each_s(self._moments[-1][0]) or self._earlier_each_s
+        self._moments.clear()
+        self._moments.append((now_s, 0))
 
     def note(self, num_ends: int, now_s: float) -> None:
-        """So many pieces of work have ended."""
-        self._ends_s.extend([now_s] * num_ends)
+        """So many pieces of work have ended, all at this moment."""
+        self._moments.append((now_s, num_ends))
 
     def wait_s(self, num_ahead: int, now_s: float) -> float:
         """Estimate, in whole seconds from 1 to 60, when so many pieces will have ended at the recent rate."""
@@ -40,8 +44,8 @@ class DrainRate:
 
     def _each_s(self, now_s: float) -> float | None:
         """Seconds per end, up to now: a standstill counts."""
-        if not self._ends_s:
+        if len(self._moments) < 2:
             return None
-        full = len(self._ends_s) == _NUM_REMEMBERED
-        start_s = self._ends_s[0] if full or self._begin_s is None else self._begin_s
-        return max(now_s - start_s, 1e-3) / len(self._ends_s)
+        start_s, num_before = self._moments[0]
+        num_ends = sum(num for _, num in self._moments) - num_before
+        return max(now_s - start_s, 1e-3) / num_ends

@@ -203,11 +203,22 @@ class TestQueueBound:
         engine = manual()
         rate = engine.recorder.drain_rate
         assert rate.wait_s(10, 0.0) == 1
-        for n in range(20):
+        rate.begin(0.0)
+        for n in range(1, 21):
             engine.recorder.note_events(1, 0, 1, n * 2.0)
         assert rate.wait_s(5, 40.0) == 10
         assert rate.wait_s(1000, 40.0) == 60
         assert rate.wait_s(1, 20 * 0.001) >= 1
+
+    @pytest.mark.parametrize("num_rounds", [1, 3, 100])
+    async def test_ends_that_come_together_took_the_time_before_them(self, num_rounds):
+        """A batch of 256 equal requests ends in one step, every 20 s; 500 take 39 s or two rounds more."""
+        rate = DrainRate()
+        rate.begin(0.0)
+        for number in range(1, num_rounds + 1):
+            rate.note(256, number * 20.0)
+        for later_s in (0.0, 0.01, 5.0, 10.0, 19.9):
+            assert 39 <= rate.wait_s(500, num_rounds * 20.0 + later_s) <= 60, later_s
 
     async def test_an_idle_hour_is_no_slow_hour(self):
         rate = DrainRate()
