@@ -55,7 +55,7 @@ class TimeLimits:
 
     Attributes:
         total_s: from the request's head to its last token.
-        queue_s: from its head until it begins to run.
+        queue_s: from its body's end until it begins to run.
         idle_s: of a running request, between two tokens, and before the first.
     """
 
@@ -71,6 +71,10 @@ class TimeLimits:
             queue_s=_shorter(server.queue_timeout_s, head, "X-Queue-Timeout"),
             idle_s=_shorter(server.idle_timeout_s, head, "X-Idle-Timeout"),
         )
+
+    def exceeded(self) -> DeadlineExceededError:
+        """What is said when all of the time has passed."""
+        return DeadlineExceededError(f"the time limit of {self.total_s:g} s for this request has passed")
 
 
 def _shorter(default_s: float | None, head: RequestHead, name: str) -> float:
@@ -90,6 +94,8 @@ def _shorter(default_s: float | None, head: RequestHead, name: str) -> float:
 class Deadlines:
     """Watches one request's limits. Sleeps until one may have passed or a part begins: it never polls.
 
+    Made when the request's body is there, from which time the queue counts.
+
     Args:
         started_s: when the request's head came.
         retry_after_s: what a client is told whose request never began.
@@ -100,6 +106,7 @@ class Deadlines:
     ) -> None:
         self._limits = limits
         self._started_s = started_s
+        self._queued_s = anyio.current_time()
         self._retry_after_s = retry_after_s
         self._timed: list[Timed] = []
         self._news = anyio.Event()
@@ -133,17 +140,10 @@ class Deadlines:
     def _next(self) -> tuple[float, AserveError]:
         """What passes first, and when, if nothing changes."""
         limits = self._limits
-        dues: list[tuple[float, AserveError]] = [
-            (
-                self._started_s + limits.total_s,
-                DeadlineExceededError(f"the time limit of {limits.total_s:g} s for this request has passed"),
-            )
-        ]
+        dues: list[tuple[float, AserveError]] = [(self._started_s + limits.total_s, limits.exceeded())]
         if self._waits:
             text = f"the request waited for {limits.queue_s:g} s without being begun, which is its limit"
-            dues.append(
-                (self._started_s + limits.queue_s, QueueTimeoutError(text, retry_after_s=self._retry_after_s()))
-            )
+            dues.append((self._queued_s + limits.queue_s, QueueTimeoutError(text, retry_after_s=self._retry_after_s())))
         silent_since_s = [since_s for timed in self._timed if (since_s := _silent_since_s(timed)) is not None]
         if silent_since_s:
             text = f"no token came for {limits.idle_s:g} s, which is this request's limit"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import anyio
 import orjson
 
-from aserve.core.errors import AserveError, AuthenticationError, RequestTimeoutError
+from aserve.core.errors import AserveError, AuthenticationError, DeadlineExceededError, RequestTimeoutError
 from aserve.server.asgi import RawHeaders, Receive, RequestHead, Send
 
 logger = logging.getLogger(__name__)
@@ -101,4 +101,4 @@ async def _drain(receive: Receive, seconds: float) -> None:
 
 def drain_time(error: AserveError) -> float:
     """A client that was too slow to send its body gets no more time for it."""
-    return 0.0 if isinstance(error, RequestTimeoutError) else DRAIN_S
+    return 0.0 if isinstance(error, RequestTimeoutError | DeadlineExceededError) else DRAIN_S

@@ -75,7 +75,10 @@ class GenerationRoute(Generic[R]):
             engine = self._slot.get_serving()
             check_content_type(head)
             limits = TimeLimits.of(self._server, head)
-            raw = await body.read()
+            with anyio.CancelScope(deadline=record.started_s + limits.total_s) as in_time:
+                raw = await body.read()
+            if in_time.cancelled_caught:
+                raise limits.exceeded()
             caller.refuse_if_busy()  # after the body, so that the connection stays in step
         except AserveError as error:
             record.close_with(error)

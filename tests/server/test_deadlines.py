@@ -194,6 +194,35 @@ class TestOverAnEngine:
             gate.open()
             await client.until(lambda: stats().num_used_blocks == 0)
 
+    async def test_the_upload_is_no_part_of_the_queue(self, serving, make_exchange, clock):
+        async with serving(server={"queue_timeout_s": 5.0}) as client, anyio.create_task_group() as tasks:
+            client.limit_s = 1000
+            start, end = body(max_tokens=3)[:20], body(max_tokens=3)[20:]
+            exchange = make_exchange(chunks=[start, b""])
+            exchange._incoming.pop()
+            tasks.start_soon(client.run, exchange, "POST", COMPLETIONS, JSON)
+            await client.until(lambda: not exchange._incoming)
+            clock.jump(20)
+            exchange.push({"type": "http.request", "body": end, "more_body": False})
+            await client.until(lambda: exchange.answer.complete)
+            assert exchange.answer.status == 200
+
+    async def test_the_whole_time_counts_the_upload(self, serving, make_exchange, clock):
+        async with serving() as client, anyio.create_task_group() as tasks:
+            client.limit_s = 1000
+            exchange = make_exchange(chunks=[body()[:20], b""])
+            exchange._incoming.pop()
+            tasks.start_soon(client.run, exchange, "POST", COMPLETIONS, {**JSON, "x-request-timeout": "5"})
+            await client.until(lambda: not exchange._incoming)
+            clock.jump(4.9)
+            await anyio.lowlevel.checkpoint()
+            assert not exchange.answer.status
+            clock.jump(0.2)
+            await client.until(lambda: exchange.answer.complete)
+            assert exchange.answer.status == 504
+            assert exchange.answer.error["code"] == "deadline_exceeded"
+            assert exchange.answer.header("connection") == "close"
+
     async def test_a_long_queue_is_visible_before_its_limit(self, serving, make_exchange, gate, clock):
         """Headers wait for the first token only as long as a proxy would; then the limit is an event."""
         server = {"queue_timeout_s": 40.0, "sse_keepalive_s": 15.0}
