@@ -23,6 +23,7 @@ class KVCacheManager:
         prefixes: finds cached prefixes.
         num_host_hits: sequences whose prefix was in part restored from host memory.
         num_restored_tokens: tokens of those prefixes that at least one group restored.
+        num_withdrawn_shared: blocks that left the prefix index while several sequences held them.
     """
 
     def __init__(self, capacity: Capacity, *, prefix_cache: bool) -> None:
@@ -32,6 +33,7 @@ class KVCacheManager:
         self.prefix_cache = prefix_cache
         self.num_host_hits = 0
         self.num_restored_tokens = 0
+        self.num_withdrawn_shared = 0
         self._capacity = capacity
         self._block_size = capacity.block_size
         self._num_groups = capacity.num_groups
@@ -159,7 +161,8 @@ class KVCacheManager:
     def withdraw(self, sequence: Sequence) -> None:
         """Take what a sequence computed or read out of the prefix cache: it is not to be trusted.
 
-        Blocks that several hold stay; if those are at fault, the last holder to fail takes them out.
+        Whoever shares a block keeps it, but nobody new finds it: were it to stay for as long as others hold it,
+        requests that overlap would pass on one that is at fault for ever.
         """
         pool = self.pool
         for prefix_hash in sequence.block_hashes:
@@ -167,8 +170,9 @@ class KVCacheManager:
                 key = prefix_hash + tag
                 self.host.forget(key)
                 block_id = pool.lookup(key)
-                if block_id is not None and pool.ref_count(block_id) <= 1:
+                if block_id is not None:
                     pool.unpublish(block_id)
+                    self.num_withdrawn_shared += pool.ref_count(block_id) > 1
 
     # -- letting go --------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,10 @@ from aserve.scheduler.sequence import Sequence
 _PIECE = 32
 """Blocks hashed between two looks at whether more hashes are needed."""
 _MAX_AGE = 64
-"""Plans for which a refusal is believed: it misses a block that was evicted and that another sequence computed anew."""
+"""Tries for which a refusal is believed: it misses a block that was evicted and that another sequence computed anew. A
+plan tries a sequence once, or again for each prompt that starts in it."""
+_MAX_REFUSALS = 2
+"""Refusals that are remembered: of the first that waits, and of one that was picked before it for its prefix."""
 
 
 @dataclass(slots=True)
@@ -44,7 +47,6 @@ class PrefixMatch:
 class _Refusal:
     """Why a sequence was not started: it needs at least ``num_needed`` blocks, until one of ``wanted`` is cached."""
 
-    sequence: Sequence
     num_needed: int
     wanted: set[PrefixKey]
     num_revivals: int
@@ -62,7 +64,7 @@ class PrefixMatcher:
         self._groups = [(number, bytes([number]), window) for number, window in enumerate(capacity.windows)]
         self._full = [(number, tag) for number, tag, window in self._groups if window is None]
         self._windowed = [(number, tag, window) for number, tag, window in self._groups if window is not None]
-        self._refusal: _Refusal | None = None
+        self._refusals: dict[Sequence, _Refusal] = {}  # oldest first
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
@@ -155,24 +157,30 @@ class PrefixMatcher:
     # -- what bounds the work of a plan ------------------------------------------------------------------------------
 
     def hash_ahead(self, sequence: Sequence, num_blocks: int) -> int:
-        """Make up to ``num_blocks`` of the hashes that ``match`` would have to make. Returns what is left of them.
-
-        More than 0 means that ``match`` makes a few at most.
-        """
+        """Make up to ``num_blocks`` of the hashes that ``match`` would have to make. Returns what is left of them."""
         hashes = sequence.block_hashes
         limit = (len(sequence.token_ids) - 1) // self._block_size
-        while num_blocks > 0 and len(hashes) < limit:
-            if self._full and hashes and not self._is_cached(sequence, len(hashes) - 1, self._full[0][1]):
-                break  # a match ends here or before
+        while num_blocks > 0 and not self.is_hashed(sequence):
             count = min(_PIECE, num_blocks, limit - len(hashes))
             extend_hashes(sequence, len(hashes) + count, self._block_size)
             num_blocks -= count
         return num_blocks
 
+    def is_hashed(self, sequence: Sequence) -> bool:
+        """Whether ``match`` has no more hashes to make."""
+        num_hashes = len(sequence.block_hashes)
+        if num_hashes >= (len(sequence.token_ids) - 1) // self._block_size:
+            return True
+        # a match ends at the first block that a group without a window lacks
+        return bool(self._full and num_hashes) and not self._is_cached(sequence, num_hashes - 1, self._full[0][1])
+
     def refuse(self, sequence: Sequence, match: PrefixMatch, num_needed: int) -> None:
         """Remember that a sequence was not started, for want of ``num_needed`` blocks."""
         wanted = match.missing | {key for _, _, key in match.on_host}
-        self._refusal = _Refusal(sequence, num_needed, wanted, self._pool.num_revivals)
+        self._refusals.pop(sequence, None)
+        self._refusals[sequence] = _Refusal(num_needed, wanted, self._pool.num_revivals)
+        if len(self._refusals) > _MAX_REFUSALS:
+            del self._refusals[next(iter(self._refusals))]
 
     def may_fit(self, sequence: Sequence, num_free: int) -> bool:
         """Whether a match can show that ``num_free`` blocks are enough; False only while a refusal holds. O(1).
@@ -180,17 +188,17 @@ class PrefixMatcher:
         Of the blocks that were matched, only those that somebody holds need no free block. Such blocks become more
         when free ones are held again (``num_revivals`` counts that) or when a wanted key is published.
         """
-        refusal = self._refusal
-        if refusal is None or refusal.sequence is not sequence:
+        refusal = self._refusals.get(sequence)
+        if refusal is None:
             return True
         refusal.age += 1
         least = refusal.num_needed - (self._pool.num_revivals - refusal.num_revivals)
         if least <= num_free or refusal.age > _MAX_AGE:
-            self._refusal = None
+            del self._refusals[sequence]
             return True
         return False
 
     def note_published(self, key: PrefixKey) -> None:
         """A block is cached from now on."""
-        if self._refusal is not None and key in self._refusal.wanted:
-            self._refusal = None
+        for sequence in [sequence for sequence, refusal in self._refusals.items() if key in refusal.wanted]:
+            del self._refusals[sequence]

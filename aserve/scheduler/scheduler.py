@@ -222,18 +222,17 @@ class Scheduler:
     def _admit(self, draft: Draft, *, before: PolicyKey | None = None) -> None:
         """Start waiting sequences in policy order, as far as ``before``, until one does not fit now."""
         while self._waiting and draft.budget > 0 and self._free_slots and not draft.preempted:
-            front = self._waiting.front()
-            if before is not None and front[0].key > before:
+            front = [sequence for sequence in self._waiting.front() if before is None or sequence.key < before]
+            if not front:
                 return
             self._hash_ahead(front, draft)
             index = pick_cached(front, self.kv.prefixes.num_cached, self._prefix_lookahead) if len(front) > 1 else 0
-            sequence = front[index]
-            if self._running and draft.hash_budget == 0:
-                return  # its hashes are made in pieces; a batch that runs does not stand still for them
-            # a preempted sequence's last token may still be in flight; its value is needed to go on
-            if sequence.num_pending or not self._start(sequence, draft):
-                return
-            self._waiting.remove(sequence)
+            if not self._try_to_start(front[index], draft):
+                # being passed over is counted when it happens, so one that has no room must not hold up the first
+                if index == 0 or not self._try_to_start(front[0], draft):
+                    return
+                index = 0
+            self._waiting.remove(front[index])
             for overtaken in front[:index]:
                 overtaken.num_overtaken += 1
 
@@ -241,6 +240,13 @@ class Scheduler:
         if self.kv.prefix_cache:
             for sequence in front:
                 draft.hash_budget = self.kv.prefixes.hash_ahead(sequence, draft.hash_budget)
+
+    def _try_to_start(self, sequence: Sequence, draft: Draft) -> bool:
+        if sequence.num_pending:
+            return False  # preempted, and its last token is still in flight; that value is needed to go on
+        if self._running and self.kv.prefix_cache and not self.kv.prefixes.is_hashed(sequence):
+            return False  # hashes are made in pieces; a batch that runs does not stand still for them
+        return self._start(sequence, draft)
 
     def _start(self, sequence: Sequence, draft: Draft) -> bool:
         """Give a waiting sequence a slot and its first chunk, if its whole prompt has room."""

@@ -104,11 +104,9 @@ class CheckingExecutor:
     def close(self) -> None:
         """Nothing is held."""
 
-    def taint(self, writer: str, is_shared: Callable[[int], bool]) -> None:
-        """What a failed request wrote must not be read by those who do not hold it already."""
-        for block_id, block in enumerate(self.blocks):
-            block.tainted |= block.writer == writer and not is_shared(block_id)
-        for content in self.host:
+    def taint(self, writer: str) -> None:
+        """What a failed request wrote must not be read by anyone who starts from now on."""
+        for content in self.blocks + self.host:
             content.tainted |= content.writer == writer
 
     def _save(self, copy: BlockCopy) -> None:

@@ -227,7 +227,7 @@ class Driver:
         for name, token in zip(sampling, result.sampled, strict=True):
             if token == INVALID_TOKEN:
                 self.failed |= {name} & set(self.live())
-                self.executor.taint(name, lambda block: self.scheduler.kv.pool.ref_count(block) > 1)
+                self.executor.taint(name)
         events = self._call(lambda scheduler: scheduler.commit(result))
         self._check_in_flight_blocks()
         for event in events:

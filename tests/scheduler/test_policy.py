@@ -7,7 +7,9 @@ import random
 import pytest
 from driver import Driver, capacity, request
 
+from aserve.scheduler.draft import HASH_BUDGET
 from aserve.scheduler.policy import key_function
+from aserve.scheduler.prefix_match import PrefixMatcher
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.waiting import SLACK, WaitingQueue, pick_cached
 
@@ -93,6 +95,67 @@ def test_a_cached_prefix_goes_first_within_its_bound() -> None:
     assert prefix_jumps(1, 3) == ["r0", "alone", "r1", "r2"]
     assert prefix_jumps(2, 5) == ["r0", "r1", "alone", "r2", "r3", "r4"]
     assert prefix_jumps(8, 5) == ["r0", "r1", "r2", "r3", "r4", "alone"]
+
+
+def test_a_picked_one_without_room_does_not_hold_up_the_first() -> None:
+    driver = Driver(capacity(16, max_batch_tokens=64), prefix_lookahead=1)
+    driver.add(request("first", "abcdefghijkl", 1))
+    driver.finish()
+    driver.add(request("stream", "s" * 16, 28, arrival=1))
+    driver.step()
+    driver.add(request("small", "zy", 2, arrival=2))
+    driver.add(request("big", "abcdefghijkl" + "m" * 32, 2, arrival=3))
+    assert [row.request_id for row in driver.plan().sequences] == ["stream", "small"]
+    driver.finish()
+    assert order(driver) == ["first", "stream", "small", "big"]
+
+
+def test_one_that_waits_twice_without_room_is_matched_once(monkeypatch) -> None:
+    """Neither the first nor the one that is picked before it costs a search in every step."""
+    driver = Driver(capacity(16, max_batch_tokens=64), prefix_lookahead=1)
+    driver.add(request("first", "abcdefghijkl", 1))
+    driver.finish()
+    driver.add(request("stream", "s" * 16, 28, arrival=1))
+    driver.step()
+    driver.add(request("other", "z" * 48, 2, arrival=2))
+    driver.add(request("big", "abcdefghijkl" + "m" * 36, 2, arrival=3))
+    matched: list[str] = []
+    match = PrefixMatcher.match
+
+    def counted(self, sequence):
+        matched.append(sequence.request.request_id)
+        return match(self, sequence)
+
+    monkeypatch.setattr(PrefixMatcher, "match", counted)
+    for _ in range(10):
+        driver.step()
+    assert sorted(matched) == ["big", "other"]
+    driver.finish()
+
+
+def test_a_prompt_that_runs_gives_way_to_nobody_behind_it_for_a_cached_prefix() -> None:
+    driver = Driver(capacity(64, max_batch_tokens=8), policy="priority", prefix_lookahead=1)
+    driver.add(request("first", "abcdefgh", 1))
+    driver.finish()
+    driver.add(request("long", "zyxwvuts" * 8, 2, arrival=1, priority=1))
+    driver.step()
+    driver.add(request("urgent", "mnop", 2, arrival=2))
+    driver.add(request("behind", "abcdefghijkl", 2, arrival=3, priority=9))
+    assert [row.request_id for row in driver.plan().sequences] == ["urgent", "long"]
+    driver.finish()
+
+
+def test_hashes_of_those_behind_do_not_hold_up_the_first() -> None:
+    shared = tuple(range(1000, 1000 + 2 * HASH_BUDGET))
+    driver = Driver(capacity(2000, 1, max_batch_tokens=2000), prefix_lookahead=1)
+    driver.add(request("first", shared, 1))
+    driver.finish()
+    driver.add(request("stream", "abcd", 20, arrival=1))
+    driver.step()
+    driver.add(request("small", "zy", 2, arrival=2))
+    driver.add(request("big", (*shared, 5), 2, arrival=3))
+    assert [row.request_id for row in driver.plan().sequences] == ["stream", "small"]
+    driver.finish()
 
 
 def sequence(number: int, policy_key: tuple[int, int]) -> Sequence:

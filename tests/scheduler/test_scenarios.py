@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 from driver import Driver, capacity, isolated, request
 
@@ -259,7 +261,7 @@ def test_kv_of_a_failed_sequence_is_not_reused(others: int) -> None:
     assert plan.sequences[0].start == 0
 
 
-def test_a_shared_prefix_survives_one_of_its_users() -> None:
+def test_a_shared_prefix_of_a_failed_sequence_serves_those_who_hold_it_only() -> None:
     driver = Driver(capacity(16, 4, max_batch_tokens=64))
     driver.add(request("first", "abcdefgh", 1))
     driver.finish()
@@ -272,3 +274,34 @@ def test_a_shared_prefix_survives_one_of_its_users() -> None:
     scheduler.commit(StepResult(plan.step_id, (INVALID_TOKEN, 97)))
     check(scheduler)
     assert scheduler.stats().num_running == 1
+    scheduler.add(request("next", "abcdefgh", 1, arrival=3))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [(row.request_id, row.start) for row in plan.sequences] == [("good", 11 + 1), ("next", 0)]
+
+
+def test_readers_that_overlap_do_not_keep_a_poisoned_prefix() -> None:
+    """Everyone who reads it fails, and whenever one does, the next holds it already."""
+    scheduler = Scheduler(capacity(32, 4, max_batch_tokens=64, max_in_flight=2))
+    scheduler.add(request("r0", "abcdefgh", 1))
+    plan = scheduler.plan()
+    assert plan is not None
+    poisoned = set(plan.sequences[0].new_block_ids[0])
+    scheduler.commit(StepResult(plan.step_id, (97,)))
+    results: deque[StepResult] = deque()
+    failed: list[str] = []
+    for number in range(1, 8):
+        name = f"r{number}"
+        scheduler.add(request(name, "abcdefgh" + "x" * number, 1, arrival=number))
+        plan = scheduler.plan()
+        assert plan is not None
+        (row,) = plan.sequences
+        blocks = row.new_block_ids[0]
+        poisoned -= set(blocks[row.start // 4 :])  # written anew
+        fails = bool(poisoned & set(blocks))
+        failed += [name] * fails
+        results.append(StepResult(plan.step_id, (INVALID_TOKEN if fails else 97,)))
+        if len(results) == 2:
+            scheduler.commit(results.popleft())
+            check(scheduler)
+    assert failed == ["r1", "r2"]
