@@ -94,7 +94,16 @@ cases: dev  ## run a folder of black-box cases against the server: make cases CA
 	cd $(CASES) && PYTHONDONTWRITEBYTECODE=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(CURDIR)/$(BIN)/python -m pytest -q $(CASES_ARGS)
 
 FUZZ_SECONDS ?= 600
-.PHONY: fuzz soak overload
+SEEDS ?= 0:10000
+.PHONY: seeds mutants storm fuzz soak overload
+seeds: dev  ## the asynchronous half in ten thousand simulated worlds (three minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
+
+mutants: dev  ## faults planted in the scheduler and in the asynchronous half, each of which must be found (two minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/scheduler/test_mutants.py tests/simulation/test_planted.py
+
+storm: seeds mutants soak  ## the long checks
+
 fuzz: dev  ## coverage-guided fuzzing of the request parser and of what writes answers (ten minutes)
 	for target in requests answers; do \
 	    $(BIN)/python -m tests.fuzz $$target -max_total_time=$$(($(FUZZ_SECONDS) / 2)) -print_final_stats=1 || exit 1; done
