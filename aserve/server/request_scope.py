@@ -1,8 +1,9 @@
 """The scope of one request: a nursery of a watcher, timers and the sender, and one way to end it.
 
 The pattern: whatever ends a request early (the client leaves, a deadline, a stuck client, shutdown) *closes* it:
-its generations' mailboxes are closed with a reason and the sender, which waits for them, wakes and leaves. Nothing
-is ever thrown into ``send``: servers lose track of their connections when that happens. The sender runs in one
+its generations are closed with a reason and left, so that their KV cache is free at once, and the sender, if it waits
+for them, wakes. Nothing is ever thrown into ``send``: servers lose track of their connections when that happens, so a
+stuck one may hold the sender, but nothing of the engine. The sender runs in one
 shield, whose deadline is set once the peer is gone, so that a stuck send cannot hold the task.
 Used by the generation routes only.
 """
@@ -29,6 +30,10 @@ class Closable(Timed, Protocol):
     """What can be ended with a reason: a generation."""
 
     def close(self, error: AserveError) -> None: ...
+
+    def leave(self) -> None:
+        """Give back what it holds of the engine. Synchronous and idempotent."""
+        ...
 
 
 class RequestScope:
@@ -86,6 +91,7 @@ class RequestScope:
             self.error = error
             for closable in self._closables:
                 closable.close(error)
+                closable.leave()
             if self._interruptible is not None:
                 self._interruptible.cancel()
         if gone and not self.gone:

@@ -293,6 +293,35 @@ class TestOverAnEngine:
             assert exchange.answer.data[-1] == "[DONE]"
             assert exchange.answer.finish() == "length"
 
+    @pytest.mark.parametrize("num_prompts", [1, 2])
+    async def test_a_stuck_send_does_not_keep_the_cache(self, serving, make_exchange, gate, clock, num_prompts):
+        taken = anyio.Event()
+
+        async def stick(exchange, message):
+            if message.get("body"):
+                await taken.wait()
+
+        async with serving(server={"stall_timeout_s": 500.0}, gate=gate) as client, anyio.create_task_group() as tasks:
+            client.limit_s = 1000
+            stats = client.app.slot.engine.stats
+            raw = body(stream=True, max_tokens=400, prompt=["abc"] * num_prompts)
+            exchange = make_exchange(raw, on_send=stick)
+            tasks.start_soon(client.run, exchange, "POST", COMPLETIONS, {**JSON, "x-request-timeout": "8"})
+            await client.until(lambda: stats().num_running == num_prompts)
+            gate.release(1)
+            await client.until(lambda: exchange._sending)
+            clock.jump(8.1)
+            try:
+                await client.submitted(0)
+                gate.release(2)
+                await client.until(lambda: stats().num_used_blocks == 0)
+                assert exchange._sending, "the send is stuck still"
+                assert stats().num_requests["cancelled"] == num_prompts
+            finally:
+                taken.set()
+            await client.until(lambda: exchange.answer.complete)
+            assert json.loads(exchange.answer.data[-1])["error"]["code"] == "deadline_exceeded"
+
     async def test_tokens_keep_a_request_alive(self, serving, make_exchange, gate, clock):
         async with serving(gate=gate) as client, anyio.create_task_group() as tasks:
             stats = client.app.slot.engine.stats

@@ -31,6 +31,7 @@ class Work:
         self.begun_s = self.last_token_s = None
         self.closed = anyio.Event()
         self.error = None
+        self.has_left = False
         self.left_s = None
 
     def when_begun(self, callback):
@@ -39,6 +40,10 @@ class Work:
     def close(self, error):
         self.error = error
         self.closed.set()
+
+    def leave(self):
+        assert self.error is not None, "the reason comes first"
+        self.has_left = True
 
     async def __call__(self, scope):
         scope.attach(self)
