@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from aserve.core.errors import AserveError, ConfigError
+from aserve.core.errors import ConfigError, OutputError
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def writing(path: str) -> Generator[TextIO]:
 
     Raises:
         ConfigError: The file cannot be opened.
-        AserveError: It could not be written to its end.
+        OutputError: It could not be written to its end.
     """
     if path == "-":
         out: Any = sys.stdout
@@ -98,6 +98,6 @@ def _is_of_the_system(stream: TextIO) -> bool:
     return isinstance(stream, io.TextIOWrapper)
 
 
-def cannot_write(error: OSError) -> AserveError:
+def cannot_write(error: OSError) -> OutputError:
     """What a batch ends with when its output takes no more: the disk is full, or the reader has left."""
-    return AserveError(f"cannot write the output: {error.strerror or error}")
+    return OutputError(f"cannot write the output: {error.strerror or error}")

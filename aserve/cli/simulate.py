@@ -16,17 +16,15 @@ from cyclopts import Parameter
 from aserve.cli.settings import ConfigFile, ShowConfig, setup_of, with_settings
 from aserve.cli.sources import Sources
 from aserve.core.config import CacheConfig, SchedulerConfig
-from aserve.core.errors import AserveError, ConfigError
+from aserve.core.errors import ConfigError, OutputError
 from aserve.simulate.compare import variants
 from aserve.simulate.cost import MachineConfig
+from aserve.simulate.setup import NOT_SIMULATED
 from aserve.simulate.trace import TraceConfig
 
 if TYPE_CHECKING:
     from aserve.simulate import Report, Setup, TraceRequest
     from aserve.simulate.simulation import Outcome
-
-NOT_SIMULATED = ("max_queue", "max_queue_tokens", "kv_cache_memory", "gpu_memory_fraction", "host_cache_memory")
-"""Settings that decide what is let in, or what fits a real device."""
 
 _GROUP = "Output"
 
@@ -107,7 +105,7 @@ def _write_plot(path: str, outcomes: Mapping[str, Outcome]) -> None:
     try:
         Path(path).write_text(draw({title: o.timeline for title, o in outcomes.items()}), encoding="utf-8")
     except OSError as error:
-        raise AserveError(f"cannot write {path}: {error.strerror}") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _print(reports: Mapping[str, Report], outcomes: Mapping[str, Outcome]) -> None:

@@ -173,6 +173,17 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
+    def __post_init__(self) -> None:
+        check_lookahead(self.scheduler, self.cache)
+
+
+def check_lookahead(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
+    """Raise ConfigError if cached prefixes are to go first where none are cached."""
+    _require(
+        cache.prefix_cache or scheduler.prefix_lookahead == 0,
+        "--prefix-lookahead looks for cached prefixes, and --no-prefix-cache has none",
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:

@@ -196,6 +196,12 @@ class ConfigError(AserveError):
     code = "invalid_config"
 
 
+class OutputError(AserveError):
+    """A command cannot write its output. Shown on one line."""
+
+    code = "output_failed"
+
+
 class ModelLoadError(AserveError):
     """A checkpoint is missing, damaged, or of a kind that is not supported. Shown on one line at start."""
 

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from aserve.core.errors import ConfigError
-from aserve.simulate.setup import Setup
+from aserve.simulate.setup import NOT_SIMULATED, Setup
 
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 
@@ -40,6 +40,8 @@ def _title(name: str, value: str) -> str:
 
 
 def _with(setup: Setup, name: str, text: str) -> Setup:
+    if name in NOT_SIMULATED:
+        raise ConfigError(f"--compare: {name!r} makes no difference in a simulation")
     for part in fields(setup):
         config: Any = getattr(setup, part.name)
         hints: dict[str, Any] = get_type_hints(cast("type[Any]", type(config)))

@@ -8,6 +8,9 @@ from random import Random
 
 from aserve.core.errors import ConfigError
 
+_MOST = 2**31
+_MOST_SIGMA = 10
+"""One standard deviation is a factor of e to this. With 700 a draw could be larger than any float."""
 _FORMS = "write 512, uniform:10:200 (lowest, highest) or lognormal:300:0.8 (median, sigma), with :MAX behind it to cap"
 
 
@@ -35,16 +38,16 @@ class Lengths:
             numbers = []
         if not all(math.isfinite(number) for number in numbers):
             numbers = []
-        most = 2**31
+        most = _MOST
         if kind == "lognormal" and len(numbers) == 3:
             most = int(numbers.pop())
         low = numbers[0] if numbers else 0.0
         fits = {
             "fixed": len(numbers) == 1,
             "uniform": len(numbers) == 2 and numbers[-1] >= low,
-            "lognormal": len(numbers) == 2 and numbers[-1] >= 0,
+            "lognormal": len(numbers) == 2 and 0 <= numbers[-1] <= _MOST_SIGMA,
         }
-        if not fits.get(kind, False) or low < 1 or most < 1:
+        if not fits.get(kind, False) or low < 1 or max(numbers) > _MOST or most < 1:
             raise ConfigError(f"{flag}: {text!r} is no length; {_FORMS}")
         return cls(kind, (numbers[0], numbers[-1]), most)
 

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aserve.core.capacity import Capacity
-from aserve.core.config import CacheConfig, SchedulerConfig
+from aserve.core.config import CacheConfig, SchedulerConfig, check_lookahead
 from aserve.core.errors import ConfigError
 from aserve.scheduler import Scheduler
 from aserve.simulate.cost import MachineConfig
 from aserve.simulate.report import Report
 from aserve.simulate.simulation import Outcome, Simulation
 from aserve.simulate.trace import TraceConfig, TraceRequest, longest
+
+NOT_SIMULATED = ("max_queue", "max_queue_tokens", "kv_cache_memory", "gpu_memory_fraction", "host_cache_memory")
+"""Settings that decide what is let in, or what fits a real device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +31,25 @@ class Setup:
     machine: MachineConfig = field(default_factory=MachineConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
 
+    def check(self) -> None:
+        """Raise ConfigError if settings contradict each other. Not at once: a comparison sets them one by one."""
+        check_lookahead(self.scheduler, self.cache)
+        if self.machine.host_blocks and not self.cache.prefix_cache:
+            raise ConfigError("--host-blocks keep prefixes, and --no-prefix-cache has none")
+
     def capacity(self) -> Capacity:
         """What the simulated machine holds."""
         preset, size = self.machine.preset, self.cache.block_size
+        windows = tuple(window or None for window in self.machine.windows)
         num_tokens = self.cache.kv_cache_tokens or preset.kv_cache_tokens
         return Capacity(
-            num_blocks=-(-num_tokens // size),
+            num_blocks=-(-num_tokens // size) * len(windows),  # tokens count for all layers, as on a server
             block_size=size,
             max_num_seqs=self.scheduler.max_num_seqs or preset.max_num_seqs,
             max_batch_tokens=self.scheduler.max_batch_tokens or preset.max_batch_tokens,
             max_model_len=2**31,
             max_in_flight=self.scheduler.max_in_flight or preset.max_in_flight,
-            windows=tuple(window or None for window in self.machine.windows),
+            windows=windows,
             num_host_blocks=self.machine.host_blocks,
         )
 
@@ -64,7 +74,8 @@ class Setup:
 
 
 def simulate(setup: Setup, trace: Sequence[TraceRequest]) -> tuple[Report, Outcome]:
-    """Play a trace. Raises ConfigError if a request can never fit the KV cache."""
+    """Play a trace. Raises ConfigError if the settings contradict each other, or a request can never fit."""
+    setup.check()
     most = setup.capacity().max_length
     if longest(trace) > most:
         raise ConfigError(

@@ -7,7 +7,11 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from aserve.cli.batch_files import cannot_write
 from aserve.cli.main import main
+from aserve.cli.simulate import _write_plot
+from aserve.core.errors import OutputError
+from aserve.simulate.simulation import Outcome
 
 FEW = ["simulate", "--requests", "30", "--rate", "5", "--output-tokens", "10"]
 
@@ -39,7 +43,15 @@ def test_the_picture_is_svg(capsys, tmp_path) -> None:
     tree = ET.parse(tmp_path / "a.svg")
     assert len(tree.findall(".//{http://www.w3.org/2000/svg}polyline")) == 9
     assert main([*FEW, "--plot", str(tmp_path / "no" / "a.svg")]) == 1
-    assert "cannot write" in capsys.readouterr().err
+    assert "error: cannot write" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_is_an_error_with_a_name() -> None:
+    outcome = Outcome([])
+    outcome.timeline.add(0.0, 0, 0, 0.0)
+    with pytest.raises(OutputError, match=r"cannot write /nowhere/a\.svg: No such file"):
+        _write_plot("/nowhere/a.svg", {"": outcome})
+    assert isinstance(cannot_write(OSError("full")), OutputError)
 
 
 def test_a_trace_is_read(capsys, tmp_path) -> None:
@@ -66,6 +78,12 @@ def test_settings_come_from_the_environment_and_are_shown(capsys, monkeypatch) -
         (["--policy", "best"], "best"),
         (["--prompt-tokens", "99999"], "set --kv-cache-tokens"),
         (["--max-queue", "3"], "--max-queue"),
+        (["--prompt-tokens", "lognormal:300:1000"], "--prompt-tokens: 'lognormal:300:1000' is no length"),
+        (["--kv-cache-tokens", "16", "--windows", "0", "--windows", "512"], "holds 16: set --kv-cache-tokens"),
+        (["--compare", "max-queue=1,2"], "'max_queue' makes no difference in a simulation"),
+        (["--compare", "kv_cache_memory=1GiB,2GiB"], "'kv_cache_memory' makes no difference in a simulation"),
+        (["--no-prefix-cache", "--prefix-lookahead", "4"], "--prefix-lookahead looks for cached prefixes, and --no-p"),
+        (["--no-prefix-cache", "--host-blocks", "4"], "--host-blocks keep prefixes, and --no-prefix-cache"),
     ],
 )
 def test_what_is_wrong_is_one_line(capsys, arguments, message) -> None:

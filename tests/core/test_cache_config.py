@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aserve.core.config import CacheConfig
+from aserve.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from aserve.core.errors import ConfigError
 
 
@@ -20,3 +20,10 @@ def test_host_memory_for_prefixes(settings: dict[str, object], message: str) -> 
     assert CacheConfig(host_cache_memory="1GiB").host_cache_memory == "1GiB"
     with pytest.raises(ConfigError, match=message):
         CacheConfig(**settings)
+
+
+def test_no_prefix_goes_first_where_none_is_cached() -> None:
+    model, lookahead = ModelConfig(model="m"), SchedulerConfig(prefix_lookahead=1)
+    EngineConfig(model=model, scheduler=lookahead)
+    with pytest.raises(ConfigError, match=r"--prefix-lookahead .* --no-prefix-cache"):
+        EngineConfig(model=model, scheduler=lookahead, cache=CacheConfig(prefix_cache=False))

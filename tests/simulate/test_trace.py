@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from aserve.core.config import CacheConfig, SchedulerConfig
 from aserve.core.errors import ConfigError
 from aserve.simulate import MachineConfig, Setup, TraceConfig, TraceRequest
 from aserve.simulate.compare import variants
@@ -30,7 +31,8 @@ def test_lengths_are_drawn_from_the_distribution_named() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "0", "x", "-5", "uniform:5", "uniform:9:5", "uniform:1:2:3", "lognormal:0:1", "lognormal:9:-1",
-     "lognormal:9:1:0", "poisson:3:4", "nan", "inf", "lognormal:9:nan", "uniform:1:inf", "lognormal:9:1:inf"],
+     "lognormal:9:1:0", "poisson:3:4", "nan", "inf", "lognormal:9:nan", "uniform:1:inf", "lognormal:9:1:inf",
+     "lognormal:300:1000", "lognormal:1e300:1", "1e300"],
 )  # fmt: skip
 def test_what_is_no_length_is_refused(text) -> None:
     with pytest.raises(ConfigError, match=r"--prompt-tokens: .* is no length"):
@@ -136,3 +138,19 @@ def test_a_comparison_makes_every_combination() -> None:
 def test_a_comparison_that_makes_no_sense_is_refused(comparison, message) -> None:
     with pytest.raises(ConfigError, match=message):
         variants(Setup(), [comparison])
+
+
+def test_tokens_of_the_cache_count_for_all_groups_as_on_a_server() -> None:
+    cache = CacheConfig(kv_cache_tokens=100, block_size=16)
+    for windows in ((0,), (0, 512, 512), (512,)):
+        capacity = Setup(cache=cache, machine=MachineConfig(windows=windows)).capacity()
+        assert capacity.num_blocks == 7 * len(windows)
+        assert capacity.num_kv_tokens == 112
+
+
+def test_a_comparison_may_turn_off_together_what_belongs_together() -> None:
+    setup = Setup(scheduler=SchedulerConfig(prefix_lookahead=2))
+    (together,) = variants(setup, ["prefix_cache=off", "prefix_lookahead=0"]).values()
+    together.check()
+    with pytest.raises(ConfigError, match="--prefix-lookahead"):
+        variants(setup, ["prefix_cache=off"])["prefix_cache=off"].check()

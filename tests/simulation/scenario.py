@@ -100,7 +100,7 @@ def draw(seed: int) -> Scenario:
                 max_queue_tokens=chance.choice((None, None, None, None, 0, 40)),
                 policy=chance.choice(("fcfs", "priority", "shortest-prefill")),
                 aging_steps=chance.choice((1, 8, 256)),
-                prefix_lookahead=chance.choice((0, 0, 3)),
+                prefix_lookahead=chance.choice((0, 0, 3)) * prefix_cache,
             ),
         ),
         server=_draw_server(chance, step_s),
