@@ -57,6 +57,13 @@ async def test_sigterm_winds_connections_down(start) -> None:
     assert await in_thread(process.wait) == 0
 
 
+class SmallWindow(H2Peer):
+    """Opens its windows no further: h2's initial one may hold all of an answer in few pieces."""
+
+    window_updates = False
+    initial_window = 4096
+
+
 @pytest.mark.parametrize("kind", ["http1", "http2"])
 async def test_slow_reader(start, kind: str) -> None:
     """A client that does not read: its sequence runs on to its end, and its tokens wait for it in few pieces."""
@@ -65,8 +72,7 @@ async def test_slow_reader(start, kind: str) -> None:
     if kind == "http1":
         sock = await in_thread(raw_stream, port, 3000)
     else:
-        peer = await H2Peer.connect(port)
-        peer.window_updates = False
+        peer = await SmallWindow.connect(port)
         stream = await begin(peer, 3000)
         assert await peer.pump(lambda: b"data:" in peer.streams[stream].data, 20)
         await peer.pump(lambda: False, 2)  # until the windows are full
