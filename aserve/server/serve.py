@@ -2,8 +2,8 @@
 
 Starts in the order bind, accept, load: the app answers 503 until the engine is there. Stops in the order admission,
 running requests, engine and connections: the engine outlives every request that it admitted. Exit codes: 0 after
-SIGTERM or SIGINT, 1 when the start failed, 70 when the engine failed, 128 + n when a second signal n came, or
-the stop itself hung. SIGHUP has the certificate read again; without TLS it ends the server.
+SIGTERM or SIGINT, 1 when the start failed or the stop hung (0 if that was while loading), 70 when the engine failed,
+128 + n when a second signal n came. SIGHUP has the certificate read again; without TLS it ends the server.
 Called by ``aserve.cli``.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import resource
 import signal
@@ -47,6 +48,7 @@ STOP_LIMIT_S = 15.0  # beyond all other limits: then something hangs, and the pr
 _MAX_FILES = 65536
 _OWN_FILES = 64  # what the process opens beside its connections
 _LAST_LINES_S = 1.0
+_TICK_S = 1.0
 
 
 def run_server(
@@ -231,15 +233,23 @@ class _Process:
         os._exit(128 + number)
 
     def _end_after(self, seconds: float, code: int) -> None:
-        """Arm the last resort: a thread stuck in a driver, or a loop that is stuck, cannot be joined."""
+        """Arm the last resort: a thread stuck in a driver, or a loop that is stuck, cannot be joined.
 
-        def give_up(_: int, __: FrameType | None) -> None:
-            self._say("the server did not end in time: ending at once")
-            self._log.flush(_LAST_LINES_S)
-            os._exit(code)
+        Counts the ticks that arrive: of those that come while the process is stopped only one does, so that, as with
+        ``RunningClock``, that time does not count. It cannot be asked: a stuck loop looks to it like a stopped process.
+        """
+        left = math.ceil(seconds / _TICK_S)
 
-        signal.signal(signal.SIGALRM, give_up)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        def tick(_: int, __: FrameType | None) -> None:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                self._say("the server did not end in time: ending at once")
+                self._log.flush(_LAST_LINES_S)
+                os._exit(code)
+
+        signal.signal(signal.SIGALRM, tick)
+        signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
 
     def _print_memory(self, capacity: Capacity) -> None:
         if capacity.memory is not None:

@@ -20,7 +20,7 @@ from aserve.core.config import EngineConfig, ModelConfig, SchedulerConfig, Serve
 from aserve.core.errors import ModelLoadError
 from aserve.core.memory import MemoryUse
 from aserve.engine.engine import Engine, run_engine
-from aserve.server.serve import run_server
+from aserve.server import serve
 from aserve.testing import CHAT_TEMPLATE, EOS, FakeExecutor, write_byte_tokenizer
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.settings import read_settings
@@ -79,11 +79,20 @@ def jump(_: int, __: object) -> None:
         time.time = REAL_TIME
 
 
+def hang(_: int, __: object) -> None:
+    """The event loop's thread does not come back."""
+    while True:
+        time.sleep(0.1)
+
+
 REAL_TIME = time.time
 
 if __name__ == "__main__":
+    serve.STOP_LIMIT_S = OPTIONS.get("stop_limit_s", serve.STOP_LIMIT_S)
+    if OPTIONS.get("hangs"):
+        signal.signal(signal.SIGUSR1, hang)
     if OPTIONS.get("clock_jumps"):
         signal.signal(signal.SIGUSR1, jump)
     server = ServerConfig(**{"port": 0, **OPTIONS.get("server", {})})
     settings = EngineConfig(model=ModelConfig(model="M"), scheduler=SchedulerConfig(**OPTIONS.get("scheduler", {})))
-    sys.exit(run_server(settings, server, open_engine=open_engine))
+    sys.exit(serve.run_server(settings, server, open_engine=open_engine))

@@ -76,21 +76,47 @@ def test_log_that_cannot_be_written(how: str) -> None:
 
 def test_stopped_and_continued(start) -> None:
     """SIGSTOP for longer than all of its limits: the time does not count, and whoever waited is served."""
-    limits = {"request_timeout_s": 2.5, "read_timeout_s": 2, "stall_timeout_s": 2, "watchdog_s": 2}
+    limits = dict.fromkeys(("request_timeout_s", "read_timeout_s", "stall_timeout_s", "watchdog_s"), 6)
     process = start(step_s=0.01, server=limits)
     port = process.ready()
     with socket.create_connection(("127.0.0.1", port), timeout=30) as slow:
         slow.sendall(b"GET /health HTTP/1.1\r\nHo")
         sock = raw_stream(port, 100)
-        process.signal(signal.SIGSTOP)
-        time.sleep(4)
-        process.signal(signal.SIGCONT)
+        stop_for(process, 8)
         assert b"[DONE]" in rest_of_stream(sock)
         slow.sendall(b"st: x\r\nConnection: close\r\n\r\n")
         assert b"200" in slow.recv(1000)
     assert "no step has completed" not in process.output
     process.signal()
     assert process.wait() == 0
+
+
+def test_stopped_and_continued_while_it_drains(start) -> None:
+    """Neither the drain's time nor that of the last resort behind it has passed: the stream gets its rest."""
+    process = start(step_s=0.01, server={"drain_timeout_s": 5}, stop_limit_s=0.0)
+    sock = raw_stream(process.ready(), 100)
+    process.signal()
+    process.says("no new requests")
+    stop_for(process, 10)
+    assert b"[DONE]" in rest_of_stream(sock)
+    assert process.wait() == 0
+
+
+def test_stop_that_hangs_is_ended(start) -> None:
+    process = start(step_s=0.01, server={"drain_timeout_s": 0.3}, stop_limit_s=0.0, hangs=True)
+    sock = raw_stream(process.ready(), 16000)
+    process.signal()
+    process.says("no new requests")
+    process.signal(signal.SIGUSR1)
+    assert process.wait(60) == 1
+    assert "did not end in time" in process.output
+    sock.close()
+
+
+def stop_for(process, seconds: float) -> None:
+    process.signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    process.signal(signal.SIGCONT)
 
 
 def rest_of_stream(sock: socket.socket) -> bytes:
