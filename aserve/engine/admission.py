@@ -49,7 +49,8 @@ class QueueLimits:
 
     Attributes:
         max_sequences_waiting: sequences that wait.
-        max_tokens_waiting: prompt tokens of the requests that wait; one that would wait alone may have more.
+        max_tokens_waiting: prompt tokens of the requests that wait; one that would wait alone may have more, and those
+            that can run at once do not wait.
     """
 
     max_sequences_waiting: int
@@ -102,6 +103,32 @@ def validate(request: GenerationRequest, capacity: Capacity, vocab_size: int) ->
             )
 
 
+@dataclass(slots=True)
+class FreePlaces:
+    """What could run at once beside what runs: places in the batch and blocks of the KV cache.
+
+    There are none while something waits, which goes first.
+    """
+
+    num_sequences: int
+    num_blocks: int
+
+    @classmethod
+    def of(cls, stats: SchedulerStats, capacity: Capacity) -> FreePlaces:
+        if stats.num_waiting:
+            return cls(0, 0)
+        return cls(capacity.max_num_seqs - stats.num_running, stats.num_blocks - stats.num_used_blocks)
+
+    def take(self, num_sequences: int, num_blocks_each: int) -> bool:
+        """Take places for these sequences, if there are any for all of them."""
+        num_blocks = num_sequences * num_blocks_each
+        if num_sequences > self.num_sequences or num_blocks > self.num_blocks:
+            return False
+        self.num_sequences -= num_sequences
+        self.num_blocks -= num_blocks
+        return True
+
+
 def num_too_many(
     stats: SchedulerStats,
     capacity: Capacity,
@@ -119,8 +146,7 @@ def num_too_many(
     """
     if not num_unfinished:
         return 0
-    num_free = 0
-    if not stats.num_waiting:
-        num_fitting = (stats.num_blocks - stats.num_used_blocks) // capacity.num_blocks_for(num_prompt_tokens + 1)
-        num_free = max(0, min(capacity.max_num_seqs - stats.num_running, num_fitting))
+    free = FreePlaces.of(stats, capacity)
+    num_fitting = free.num_blocks // capacity.num_blocks_for(num_prompt_tokens + 1)
+    num_free = max(0, min(free.num_sequences, num_fitting))
     return num_unfinished + num_new - stats.num_running - num_free - max_queue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from itertools import count
 from typing import Any, Unpack
@@ -162,12 +162,13 @@ class Engine:
         """Several requests as one scope, admitted as a unit or refused as one."""
         return GenerationGroup([self.generate(request) for request in requests], self._client)
 
-    def refuse_if_full(self, num_sequences: int) -> None:
-        """Raise QueueFullError if so many more sequences would not be admitted now, whatever their prompts.
+    def preparing(self, num_sequences: int) -> AbstractContextManager[None]:
+        """The time in which the prompts of so many sequences are made, when they wait like any others.
 
-        Admission decides again; this spares a request that will be refused the cost of its prompt's encoding.
+        Raises QueueFullError if they would not be admitted now, whatever their prompts, which spares the making.
+        Admission decides again.
         """
-        self._client.refuse_if_full(num_sequences)
+        return self._client.preparing(num_sequences)
 
     def retry_after_s(self) -> float:
         """When what waits now will have run, by the rate at which requests end; whole seconds from 1 to 60."""

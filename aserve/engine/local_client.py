@@ -5,18 +5,19 @@ All bookkeeping of who is registered goes through here. ``release`` is the only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 import anyio
 
 from aserve.core.capacity import Capacity
 from aserve.core.errors import InvalidRequestError, QueueFullError
 from aserve.core.request import GenerationRequest, Request, RequestId
-from aserve.engine.admission import QueueLimits, check_unit, num_too_many, validate
+from aserve.engine.admission import FreePlaces, QueueLimits, check_unit, num_too_many, validate
 from aserve.engine.bridge import CommandQueue, EventRouter
 from aserve.engine.lifecycle import Lifecycle
 from aserve.engine.mailbox import Mailbox
-from aserve.engine.messages import Cancel, Submit
+from aserve.engine.messages import Cancel, StepReport, Submit
 from aserve.engine.sequences import expand
 from aserve.engine.stats import StatsRecorder
 from aserve.engine.waiting import WaitingPrompts
@@ -48,6 +49,7 @@ class LocalClient:
         # Requests that come and go within one step leave commands and no registration: this bounds those.
         self._max_commands = 2 * self.max_sequences
         self._num_arrivals = 0
+        self._num_preparing = 0
 
     def submit(self, unit: Sequence[tuple[GenerationRequest, Mailbox]]) -> None:
         self._lifecycle.refuse_unless_running()
@@ -56,7 +58,12 @@ class LocalClient:
         num_new = sum(request.n for request, _ in unit)
         check_unit(num_new, self.max_sequences)
         lengths = [len(request.prompt_token_ids) for request, _ in unit]
-        self.refuse_if_full(num_new, num_prompt_tokens=sum(lengths), longest_prompt=max(lengths))
+        self._refuse_if_full(
+            num_new,
+            num_unfinished=self._router.num_unfinished,
+            num_prompt_tokens=sum(lengths),
+            longest_prompt=max(lengths),
+        )
         now_s = anyio.current_time()
         if self.is_idle:
             self._router.progress_s = now_s
@@ -93,7 +100,22 @@ class LocalClient:
             return True
         return report.is_empty and report.num_commands == self._commands.num_put
 
-    def refuse_if_full(self, num_new: int, *, num_prompt_tokens: int = 1, longest_prompt: int = 1) -> None:
+    @contextmanager
+    def preparing(self, num_new: int) -> Generator[None]:
+        """Count so many sequences as waiting while their prompts are made. Raises QueueFullError, counting a refusal.
+
+        Admission decides again, once the prompts are known.
+        """
+        self._refuse_if_full(num_new, num_unfinished=self._router.num_unfinished + self._num_preparing)
+        self._num_preparing += num_new
+        try:
+            yield
+        finally:
+            self._num_preparing -= num_new
+
+    def _refuse_if_full(
+        self, num_new: int, *, num_unfinished: int, num_prompt_tokens: int = 1, longest_prompt: int = 1
+    ) -> None:
         """Raise QueueFullError if so many new sequences could not be taken now. Counts a refusal.
 
         An engine that takes nothing any more says that instead: its queue will not drain, so nobody is to come back.
@@ -101,8 +123,7 @@ class LocalClient:
         self._lifecycle.refuse_unless_running()
         report = self._router.report
         assert report is not None, "the thread reports before it says that it has loaded"
-        num_unfinished = self._router.num_unfinished
-        limits, waiting = self._limits, self._waiting
+        limits = self._limits
         excess = num_too_many(
             report.scheduler,
             self._capacity,
@@ -114,9 +135,9 @@ class LocalClient:
         num_undone = self._commands.num_put - report.num_commands
         if excess > 0 or num_undone >= self._max_commands:
             text = f"{limits.max_sequences_waiting} requests wait already, which is the limit"
-        elif waiting.num_tokens and waiting.num_tokens + num_prompt_tokens > limits.max_tokens_waiting:
+        elif num_waiting_tokens := self._num_tokens_too_many(report, num_prompt_tokens):
             text = (
-                f"{waiting.num_tokens} prompt tokens wait already, and with {num_prompt_tokens} more they would be "
+                f"{num_waiting_tokens} prompt tokens wait already, and with {num_prompt_tokens} more they would be "
                 f"above the limit of {limits.max_tokens_waiting}"
             )
         else:
@@ -124,11 +145,22 @@ class LocalClient:
         self._recorder.num_rejected += 1
         raise QueueFullError(f"{text}; try again later", retry_after_s=self.retry_after_s())
 
+    def _num_tokens_too_many(self, report: StepReport, num_prompt_tokens: int) -> int:
+        """The prompt tokens that wait, if so many more cannot wait with them; else 0."""
+        most = self._limits.max_tokens_waiting
+        if self._waiting.num_tokens + num_prompt_tokens <= most:
+            return 0
+        free = FreePlaces.of(report.scheduler, self._capacity)
+        num_waiting = self._waiting.num_tokens_beyond(free, self._capacity)
+        if not num_waiting or num_waiting + num_prompt_tokens <= most:
+            return 0
+        return num_waiting
+
     def retry_after_s(self) -> float:
         """When as many sequences as wait now will have ended, at the measured rate."""
         report = self._router.report
         num_running = 0 if report is None else report.scheduler.num_running
-        num_ahead = max(1, self._router.num_unfinished - num_running)
+        num_ahead = max(1, self._router.num_unfinished + self._num_preparing - num_running)
         return self._recorder.drain_rate.wait_s(num_ahead, anyio.current_time())
 
     def _register(self, unit: Sequence[tuple[GenerationRequest, Mailbox]], now_s: float) -> list[Request]:
@@ -147,7 +179,7 @@ class LocalClient:
         self._num_arrivals = num_arrivals
         for sequences, mailbox in expanded:
             mailbox.submitted_s = now_s
-            self._waiting.enter(mailbox, len(sequences[0].prompt_token_ids))
+            self._waiting.enter(mailbox, len(sequences[0].prompt_token_ids), len(sequences))
             for sequence in sequences:
                 self._router.register(sequence.request_id, mailbox)
         return [sequence for sequences, _ in expanded for sequence in sequences]

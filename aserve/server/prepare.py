@@ -69,13 +69,13 @@ async def prepare_chat(engine: Engine, request: ChatRequest) -> Job:
     """Render and tokenise the conversation. Raises InvalidRequestError, ContextLengthError, ModelNotFoundError."""
     check_model(engine, request)
     _check_size(engine, 1, request.num_choices)
-    engine.refuse_if_full(request.num_choices)
     options = dict(request.chat_template_kwargs or {})
     if request.add_generation_prompt is not None:
         options["add_generation_prompt"] = request.add_generation_prompt
     if request.allow_control_tokens:
         options["allow_control_tokens"] = True
-    ids = await engine.encode_chat([message.for_template() for message in request.messages], **options)
+    with engine.preparing(request.num_choices):
+        ids = await engine.encode_chat([message.for_template() for message in request.messages], **options)
     if not ids:
         raise InvalidRequestError("the messages give an empty prompt", param="messages")
     fitted = engine.fit(len(ids), request.token_limit, param="messages")
@@ -86,17 +86,17 @@ async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
     """Tokenise the prompts. Raises InvalidRequestError, ContextLengthError, ModelNotFoundError."""
     check_model(engine, request)
     _check_size(engine, len(request.prompts), request.num_choices)
-    engine.refuse_if_full(len(request.prompts) * request.num_choices)
     special = request.add_special_tokens is not False
     prompts: list[list[int]] = []
     fitted: list[int] = []
     limit = DEFAULT_MAX_TOKENS if request.token_limit is None else request.token_limit
-    for prompt in request.prompts:
-        ids = await engine.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
-        if not ids:
-            raise InvalidRequestError("the prompt has no tokens", param="prompt")
-        fitted.append(engine.fit(len(ids), limit, param="prompt"))
-        prompts.append(ids)
+    with engine.preparing(len(request.prompts) * request.num_choices):
+        for prompt in request.prompts:
+            ids = await engine.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+            if not ids:
+                raise InvalidRequestError("the prompt has no tokens", param="prompt")
+            fitted.append(engine.fit(len(ids), limit, param="prompt"))
+            prompts.append(ids)
     return _job(engine, request, prompts, fitted, chat=False)
 
 

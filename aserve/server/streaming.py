@@ -75,10 +75,7 @@ class GenerationRoute(Generic[R]):
             engine = self._slot.get_serving()
             check_content_type(head)
             limits = TimeLimits.of(self._server, head)
-            with anyio.CancelScope(deadline=record.started_s + limits.total_s) as in_time:
-                raw = await body.read()
-            if in_time.cancelled_caught:
-                raise limits.exceeded()
+            raw = await _read(body, limits, record.started_s)
             caller.refuse_if_busy()  # after the body, so that the connection stays in step
         except AserveError as error:
             record.close_with(error)
@@ -197,6 +194,13 @@ class _Exchange:
                 await out.write(error_event(error), last=True)
         except GenerationClosedError:
             logger.debug("a client left before it could be told of %s", error.code)
+
+
+async def _read(body: RequestBody, limits: TimeLimits, started_s: float) -> bytes:
+    """The body, within the whole time of its request. Raises what ``RequestBody.read`` does, DeadlineExceededError."""
+    with anyio.CancelScope(deadline=started_s + limits.total_s):
+        return await body.read()
+    raise limits.exceeded()
 
 
 async def _next(source: DeltaSource) -> list[TextDelta]:

@@ -138,15 +138,15 @@ class TestQueueBound:
         engine = manual(max_queue=0, max_num_seqs=1)
         async with engine.generate(max_tokens=50):
             await engine.step()
-            with pytest.raises(QueueFullError):
-                engine.client.refuse_if_full(1)
+            with pytest.raises(QueueFullError), engine.client.preparing(1):
+                raise AssertionError("let in")
             engine.lifecycle.start_draining(5.0)
-            with pytest.raises(EngineDrainingError):
-                engine.client.refuse_if_full(1)
+            with pytest.raises(EngineDrainingError), engine.client.preparing(1):
+                raise AssertionError("let in")
             engine.fail(RuntimeError("injected"))
             await deliver_all()
-            with pytest.raises(EngineDeadError):
-                engine.client.refuse_if_full(1)
+            with pytest.raises(EngineDeadError), engine.client.preparing(1):
+                raise AssertionError("let in")
         assert engine.recorder.num_rejected == 1
 
     async def test_waiting_prompt_tokens_are_bounded_too(self, manual):
@@ -163,6 +163,32 @@ class TestQueueBound:
         await enter(engine, prompt=b"a" * 10)
         entered[0].leave()
         assert engine.client.num_waiting_tokens == 30
+
+    async def test_prompts_that_can_run_at_once_do_not_wait(self, manual):
+        engine = manual(max_queue_tokens=41)
+        entered, error = await fill(engine, prompt=b"a" * 20)
+        assert len(entered) == 4 + 2, "the batch, and two that wait"
+        assert "40 prompt tokens wait" in error.message
+        for generation in entered:
+            generation.leave()
+        await engine.assert_nothing_left()
+
+    async def test_nor_can_more_run_at_once_than_the_cache_holds(self, manual):
+        engine = manual(max_queue_tokens=60, num_blocks=20, max_model_len=64)
+        entered, _ = await fill(engine, prompt=b"a" * 30)
+        assert len(entered) == 2 + 2
+
+    async def test_what_is_prepared_waits_in_the_queue(self, manual):
+        engine = manual(max_queue=3)
+        client = engine.client
+        with client.preparing(4), client.preparing(2):
+            with pytest.raises(QueueFullError), client.preparing(2):
+                raise AssertionError("let in")
+            with client.preparing(1):
+                await enter(engine)  # what is admitted has been counted before
+        with client.preparing(6), pytest.raises(QueueFullError), client.preparing(1):
+            raise AssertionError("let in")
+        assert engine.recorder.num_rejected == 2
 
     async def test_one_prompt_above_the_bound_may_wait_alone(self, manual):
         engine = manual(max_queue_tokens=5, max_num_seqs=1)

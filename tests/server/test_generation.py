@@ -232,6 +232,37 @@ async def test_a_full_queue_is_503(serving, make_exchange):
         assert (await client.chat(max_tokens=1)).status == 200
 
 
+@pytest.mark.parametrize("chat", [False, True])
+async def test_prompts_that_wait_to_be_encoded_are_in_the_queue(serving, make_exchange, monkeypatch, chat):
+    async with serving(max_queue=0, max_num_seqs=2) as client, anyio.create_task_group() as tasks:
+        engine, released, num_begun = client.app.slot.engine, anyio.Event(), 0
+        kind = "encode_chat" if chat else "encode"
+        encode = getattr(engine, kind)
+
+        async def slow(*args, **options):
+            nonlocal num_begun
+            num_begun += 1
+            await released.wait()
+            return await encode(*args, **options)
+
+        monkeypatch.setattr(engine, kind, slow)
+        fields = {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
+        body = json.dumps({"model": "M", "max_tokens": 2, **fields}).encode()
+        path = "/v1/chat/completions" if chat else "/v1/completions"
+        first = [make_exchange(body) for _ in range(2)]
+        for exchange in first:
+            tasks.start_soon(client.run, exchange, "POST", path, {"content-type": "application/json"})
+        await client.until(lambda: num_begun == 2)
+        with anyio.fail_after(10):
+            refused = await client.post(path, body)
+        assert refused.status == 503
+        assert refused.error["code"] == "queue_full"
+        assert num_begun == 2, "it was refused before it was encoded"
+        released.set()
+        await client.until(lambda: all(exchange.answer.complete for exchange in first))
+        assert [exchange.answer.status for exchange in first] == [200, 200]
+
+
 async def test_defaults_come_from_the_model(serving, tokenizer, monkeypatch):
     seen = []
     async with serving() as client:

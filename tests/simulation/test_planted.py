@@ -136,7 +136,7 @@ def death_is_not_remembered(patch):
 
 def called_full_while_it_ends(patch):
     """Found by seed 187 of an earlier form of the scenarios: a dead engine's queue was called full."""
-    refuse = LocalClient.refuse_if_full
+    refuse = LocalClient._refuse_if_full
 
     def as_it_was(self, *args, **kwargs):
         try:
@@ -144,7 +144,7 @@ def called_full_while_it_ends(patch):
         except EngineDrainingError:
             raise QueueFullError("as it was") from None
 
-    patch.setattr(LocalClient, "refuse_if_full", as_it_was)
+    patch.setattr(LocalClient, "_refuse_if_full", as_it_was)
 
 
 def error_behind_a_stop_string(patch):
