@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from typing import Literal
 
 from aserve.core.errors import ConfigError
@@ -16,6 +17,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 _TOO_LARGE = 2**63
 _SMALLEST_SIZE = 1024
+_HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?(:[0-9]*)?", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(text: str, flag: str = "--kv-cache-memory") -> int:
@@ -245,10 +247,24 @@ class ServerConfig:
             (self.tls_certificate is None) == (self.tls_key is None), "--tls-certificate and --tls-key go together"
         )
         _require(self.tls_client_ca is None or self.tls_key is not None, "--tls-client-ca needs --tls-certificate")
-        _require(all(host.strip() for host in self.allowed_host), "--allowed-host must not be empty")
+        for host in self.allowed_host:
+            _check_host(host)
         _at_least(self, 1, "max_body_bytes", "max_connections", "max_streams", "max_requests_per_key")
         _at_least(self, 0, "sse_keepalive_s", "drain_timeout_s")
         limits = ("request_timeout_s", "queue_timeout_s", "idle_timeout_s")
         for name in (*limits, "read_timeout_s", "stall_timeout_s", "watchdog_s"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"--{name.replace('_', '-')} must be more than 0, got {value}")
+
+
+def _check_host(host: str) -> None:
+    """Raise ConfigError unless it is a host as headers name it: another rule would match nothing, or everything."""
+    host = host.strip()
+    in_brackets = re.fullmatch(r"\[(.*)\](:[0-9]*)?", host)
+    try:
+        IPv6Address(in_brackets.group(1) if in_brackets else host)
+    except ValueError:
+        _require(
+            _HOST.fullmatch(host) is not None,
+            f"--allowed-host takes names such as llm.example, *.example and [::1], or *; got {host!r}",
+        )

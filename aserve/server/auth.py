@@ -56,7 +56,8 @@ class ApiKeys:
     """The configured keys; without any, everything passes.
 
     Raises:
-        ConfigError: the key file cannot be read or holds no key, or a limit per key is set and there are no keys.
+        ConfigError: a key is no UTF-8, the key file cannot be read or holds no key, or a limit per key is set and there
+            are no keys.
     """
 
     def __init__(self, server: ServerConfig) -> None:
@@ -65,7 +66,7 @@ class ApiKeys:
             keys += _read_keys(server.api_key_file)
         if server.max_requests_per_key is not None and not keys:
             raise ConfigError("--max-requests-per-key needs --api-key or --api-key-file")
-        self._callers = {_digest(key.encode()): Caller(server.max_requests_per_key) for key in keys}
+        self._callers = {_digest(_encode(key)): Caller(server.max_requests_per_key) for key in keys}
         self._everybody = Caller()
 
     def check(self, head: RequestHead) -> Caller:
@@ -92,13 +93,20 @@ class ApiKeys:
         return found
 
 
+def _encode(key: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError:  # so Python represents other bytes of the environment and the command line
+        raise ConfigError("--api-key (or ASERVE_API_KEY) must be UTF-8") from None  # the cause would show the key
+
+
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
 def _read_keys(file: str) -> list[str]:
     try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(file).expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--api-key-file: {file} cannot be read: {error}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]

@@ -6,11 +6,14 @@ there, so no cross-origin rule stops it; but its requests still name evil.exampl
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+import re
+from ipaddress import IPv6Address, ip_address
 
 from aserve.core.config import ServerConfig
 from aserve.core.errors import HostNotAllowedError
 from aserve.server.asgi import RequestHead
+
+_PORT = re.compile(r"(:[0-9]*)?")
 
 
 class AllowedHosts:
@@ -50,15 +53,18 @@ def _is_loopback(name: str) -> bool:
     if name == "localhost":
         return True
     try:
-        return ip_address(name).is_loopback
+        address = ip_address(name)
     except ValueError:
         return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _name(host: str) -> str:
     """The host in lower case, without its port, brackets and final dot."""
     host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
+    address, bracket, port = host.partition("]")
+    if address.startswith("[") and bracket:
+        return address[1:] if _PORT.fullmatch(port) else host  # whatever else follows belongs to the name
     name, _, port = host.rpartition(":")
     return (name if name and ":" not in name and (port.isdigit() or not port) else host).rstrip(".")

@@ -53,6 +53,19 @@ async def test_a_key_file_that_is_none_lets_nobody_start(tmp_path, content, said
         App(EngineSlot(), ServerConfig(api_key_file=str(file)))
 
 
+async def test_a_byte_order_mark_is_no_part_of_a_key(idle_client, tmp_path):
+    file = tmp_path / "keys"
+    file.write_bytes("alpha\n".encode("utf-8-sig"))
+    assert (await idle_client(api_key_file=str(file)).get("/version", bearer("alpha"))).status == 200
+
+
+async def test_a_key_that_is_no_text_is_refused_and_not_shown():
+    key = b"secret\xff".decode("utf-8", "surrogateescape")
+    with pytest.raises(ConfigError, match="UTF-8") as info:
+        App(EngineSlot(), ServerConfig(api_key=(key,)))
+    assert "secret" not in str(info.value)
+
+
 async def test_a_limit_per_key_needs_keys():
     with pytest.raises(ConfigError, match="needs --api-key"):
         App(EngineSlot(), ServerConfig(max_requests_per_key=3))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from aserve.core.config import ServerConfig
+from aserve.core.errors import ConfigError
 from aserve.server.app import App
 from aserve.server.engine_slot import EngineSlot
 
 pytestmark = pytest.mark.anyio
 
 LOCAL = ["127.0.0.1", "127.0.0.1:8000", "127.3.2.1", "localhost", "LOCALHOST:80", "[::1]", "[::1]:8000", "gpu-box:8000"]
+LOCAL += ["[::ffff:127.0.0.1]", "[::ffff:127.0.0.1]:8000", "[::1]:"]
 FOREIGN = [
     "evil.example",
     "evil.example:8000",
@@ -19,6 +21,12 @@ FOREIGN = [
     "192.0.2.7",
     "[2001:db8::1]:80",
     "::2",
+    "[::1]evil.example",
+    "[::1]evil.example:8000",
+    "[::1].evil.example",
+    "[::1]:80.evil.example",
+    "[::1",
+    "[::ffff:192.0.2.7]",
 ]
 
 
@@ -72,6 +80,22 @@ async def test_names_that_are_allowed(client):
         assert await status(served, host) == 403, host
     assert await status(client(allowed_host=("*",)), "evil.example") == 200
     assert await status(client(host="0.0.0.0", allowed_host=("llm.example",)), "evil.example") == 403
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["", " ", "*.", "*.*", "a.*", ".example.com", "https://llm.example", "llm.example/", "a b", "[::1", "ü.example"],
+)
+async def test_rules_that_could_not_mean_what_they_say_are_refused(rule):
+    with pytest.raises(ConfigError, match="--allowed-host"):
+        ServerConfig(allowed_host=(rule,))
+
+
+@pytest.mark.parametrize(
+    "rule", ["*", "llm", "LLM.example.", "*.example:80", "192.0.2.7:80", "::1", "[2001:db8::1]:80"]
+)
+async def test_rules_of_every_kind(rule):
+    assert ServerConfig(allowed_host=(rule,)).allowed_host == (rule,)
 
 
 async def test_an_embedding_program_listens_by_itself(client):
