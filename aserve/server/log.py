@@ -73,18 +73,23 @@ class LogWriter:
 
 
 class LineFormatter(logging.Formatter):
-    """One line a record, bounded; a traceback, which is ours, may follow on lines of its own."""
+    """One line a record, bounded; a traceback may follow, indented, so that no line of it looks like a record."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        line = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), super().formatMessage(record))
+        line = _escape(super().formatMessage(record))
         return line if len(line) <= _LINE_BYTES else f"{line[:_LINE_BYTES]}... ({len(line)} characters)"
 
     def formatException(self, ei: object) -> str:
         text = super().formatException(ei)  # type: ignore[arg-type]
+        text = "\n".join("  " + _escape(line) for line in text.split("\n"))
         return text if len(text) <= _TRACE_BYTES else f"{text[: _TRACE_BYTES // 2]}\n...\n{text[-_TRACE_BYTES // 2 :]}"
+
+
+def _escape(text: str) -> str:
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Repeats(logging.Filter):
@@ -96,6 +101,7 @@ class Repeats(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
+        self._lock = threading.Lock()  # records come from the engine's thread, too
         self._kinds: OrderedDict[tuple[str, str, str], _Count] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -103,11 +109,12 @@ class Repeats(logging.Filter):
         if kind is None and not logging.WARNING <= record.levelno < logging.CRITICAL:
             return True
         key = (record.name, str(record.msg)[:200], kind or "")
-        count = self._kinds.setdefault(key, _Count(self._clock()))
-        self._kinds.move_to_end(key)
-        if len(self._kinds) > _MOST_KINDS:
-            self._kinds.popitem(last=False)
-        passes, left_out = count.next(self._clock())
+        with self._lock:
+            count = self._kinds.setdefault(key, _Count(self._clock()))
+            self._kinds.move_to_end(key)
+            if len(self._kinds) > _MOST_KINDS:
+                self._kinds.popitem(last=False)
+            passes, left_out = count.next(self._clock())
         if passes and left_out:
             record.msg = f"{record.msg} ({left_out} lines like this one were left out)"
         return passes
@@ -150,3 +157,10 @@ def configure_logging(writer: LogWriter, level: str) -> None:
     handler.addFilter(Repeats())
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("aserve").setLevel(level.upper())
+
+
+def open_standard_files() -> None:
+    """Open /dev/null where stdin, stdout or stderr is closed: the next socket would get the number, and the log."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)

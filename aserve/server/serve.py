@@ -30,7 +30,7 @@ from aserve.server.clock import RunningClock
 from aserve.server.engine_slot import EngineSlot
 from aserve.server.guard import GuardConfig, GuardedServer, root_cause
 from aserve.server.listener import bind, url
-from aserve.server.log import LogWriter, configure_logging
+from aserve.server.log import LogWriter, configure_logging, open_standard_files
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
@@ -59,6 +59,7 @@ def run_server(
     Args:
         open_engine: opens the engine as a scope; default ``aserve.assembly.open_engine``.
     """
+    open_standard_files()
     log = LogWriter()
     configure_logging(log, server_config.log_level)
     try:

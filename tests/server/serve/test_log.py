@@ -2,6 +2,11 @@
 
 import logging
 import os
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 from aserve.server.log import LIMITED, LineFormatter, LogWriter, Repeats
 
@@ -26,6 +31,50 @@ def test_a_traceback_is_bounded() -> None:
         made = record("failed")
         made.exc_info = (type(error), error, error.__traceback__)
     assert "Traceback" in (text := LineFormatter().format(made)) and len(text) < 20_000
+
+
+def test_an_exception_begins_no_record() -> None:
+    """What it says may be a client's words."""
+    try:
+        raise ValueError("x\n2026-01-01 00:00:00,000 ERROR forged\r\x1b[2J\u2028y")
+    except ValueError as error:
+        made = record("failed")
+        made.exc_info = (type(error), error, error.__traceback__)
+    first, *others = LineFormatter().format(made).splitlines()
+    assert first.endswith("failed") and "Traceback" in others[0]
+    assert (
+        all(line.startswith("  ") for line in others) and "  2026-01-01 00:00:00,000 ERROR forged\\r\\x1b" in others[-1]
+    )
+
+
+class Slow(OrderedDict):
+    """Another thread has its turn as soon as the oldest kind is found."""
+
+    def setdefault(self, key, default):
+        found = super().setdefault(key, default)
+        if key[1] == "kind 0":
+            time.sleep(0.2)
+        return found
+
+
+def test_threads_share_the_counts() -> None:
+    """A kind that one has found is not thrown out by another before it is counted."""
+    repeats = Repeats(lambda: 0.0)
+    for n in range(256):
+        repeats.filter(record(f"kind {n}"))
+    repeats._kinds = Slow(repeats._kinds)
+    with ThreadPoolExecutor(1) as pool:
+        oldest = pool.submit(repeats.filter, record("kind 0"))
+        time.sleep(0.05)
+        assert repeats.filter(record("another")) and oldest.result()
+
+
+def test_closed_standard_files_are_opened() -> None:
+    """Else the listener would be number 2, and lines of the log its connections' data."""
+    code = "import os\nfrom aserve.server.log import open_standard_files\nfor n in {}: os.close(n)\n"
+    code += "open_standard_files()\nassert os.open('/', os.O_RDONLY) == 3\nos.fstat(0), os.write(2, b'')\n"
+    for closed in ("(2,)", "(0, 2)", "(0, 1, 2)", "()"):
+        assert subprocess.run([sys.executable, "-c", code.format(closed)], check=False, timeout=60).returncode == 0
 
 
 def test_repeated_lines_are_left_out_and_counted() -> None:
