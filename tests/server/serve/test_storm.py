@@ -68,4 +68,4 @@ def test_others_are_served(start, name: str, record_property, capsys) -> None:
     process.signal()
     assert process.wait() == 0
     assert "Traceback" not in process.output
-    assert p99(stormy) <= 2 * p99(calm) or p99(stormy) < 0.1
+    assert p99(stormy) <= 2 * max(p99(calm), 3 * statistics.median(calm))  # a quiet machine's p99 is near its median
