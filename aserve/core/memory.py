@@ -46,5 +46,7 @@ class MemoryUse:
 
     @property
     def unused(self) -> int:
-        """What is left when the KV cache is allocated."""
-        return self.available - self.kv_cache
+        """What is left when all KV is allocated."""
+        if self.on_gpu:
+            return self.available - self.kv_cache
+        return max(0, self.available - self.kv_cache - self.host_kv)  # others may have taken some of it since

@@ -23,7 +23,8 @@ PENALTY_SCRATCH_BYTES = 32 * 2**20
 
 _FLOAT_BYTES = 4  # logits, attention's parts, the state of penalties
 _INDEX_BYTES = 8
-_MULTIPROCESSORS = 132  # of an H100 or H200; decode attention splits keys until it has two programs for each
+_MULTIPROCESSORS = 132  # of an H100 or H200
+_WAVES = 4  # decode attention splits keys until it has so many programs for each of them
 _MAX_SPLITS = 32
 _ALIGNMENT = 64
 _LAYER_NODES_BYTES = 64 * 2**10  # of a captured step, for the kernels of one layer
@@ -115,7 +116,7 @@ def _forward_bytes(spec: ModelSpec, num_tokens: int, num_seqs: int, *, dtype_byt
     heads, kv_heads = spec.num_heads // ranks, max(1, spec.num_kv_heads // ranks)
     attended = row * heads * spec.head_dim
     qkv = attended + row * 2 * kv_heads * spec.head_dim
-    splits = max(1, min(2 * _MULTIPROCESSORS // (num_seqs * kv_heads), _MAX_SPLITS))
+    splits = decode_splits(num_seqs * kv_heads)
     parts = num_seqs * heads * splits * (spec.head_dim + 2) * _FLOAT_BYTES
     activated = row * spec.intermediate_size // ranks
     # The layer before still names the input of its successor: three hidden states live through every layer but one.
@@ -126,6 +127,11 @@ def _forward_bytes(spec: ModelSpec, num_tokens: int, num_seqs: int, *, dtype_byt
         mlp=kept + activated + max(2 * activated, hidden),
         head=hidden + selected + num_seqs * spec.vocab_size * (_FLOAT_BYTES + dtype_bytes),
     )
+
+
+def decode_splits(num_programs: int) -> int:
+    """Into how many parts decode attention splits the keys of each of so many pairs of a sequence and a KV head."""
+    return max(1, min(_WAVES * _MULTIPROCESSORS // num_programs, _MAX_SPLITS))
 
 
 def _input_bytes(num_tokens: int, num_seqs: int, *, num_groups: int, table_width: int) -> int:

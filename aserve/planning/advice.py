@@ -29,8 +29,8 @@ from aserve.planning.sizes import flag_size
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 _HIGHEST_PERCENT = 97
 """Of a GPU; more would leave nothing for what the allocator cannot use."""
-_DRIVER_BYTES = _GIB
-"""What counts as others even on a GPU that nobody else uses."""
+MOST_DRIVER_BYTES = _GIB
+"""What may count as others even on a GPU that nobody else uses; ``aserve plan`` reckons with what it usually is."""
 _LARGEST_GPU = 2**40
 _SHORTEST_CONTEXT = 64
 """Nobody is advised to allow less."""
@@ -116,7 +116,7 @@ def _advice(sizing: Sizing) -> str:
     memory = sizing.memory_of(sizing.limits)
     if not memory.on_gpu:
         return "no single flag changes that: free memory, or use a smaller model"
-    if memory.others > _DRIVER_BYTES and fits(_with_memory(sizing, others=_DRIVER_BYTES)):
+    if memory.others > MOST_DRIVER_BYTES and fits(_with_memory(sizing, others=MOST_DRIVER_BYTES)):
         return "no single flag changes that: free what other programs hold"
     least = smallest_gpu(sizing)
     size = "" if least is None else f" (these settings take one of {least // _GIB} GiB)"

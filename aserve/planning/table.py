@@ -19,7 +19,7 @@ def memory_table(memory: MemoryUse, capacity: Capacity) -> str:
     where = memory.device if memory.on_gpu else "the host"
     lines = [_row(f"memory of {where}", memory.total, memory.total)]
     lines += [_row(f"  {name}", size, memory.total) for name, size in memory_rows(memory)]
-    if memory.host_kv:
+    if memory.host_kv and memory.on_gpu:
         lines.append(_row("host memory for KV that left the cache", memory.host_kv, 0))
     return "\n".join([*lines, *_requests(memory, capacity)])
 
@@ -31,6 +31,8 @@ def memory_rows(memory: MemoryUse) -> Iterator[tuple[str, int]]:
     if memory.on_gpu:
         yield "CUDA graphs", memory.graphs
     yield "KV cache", memory.kv_cache
+    if memory.host_kv and not memory.on_gpu:
+        yield "KV that left the cache", memory.host_kv
     yield "other processes" + (", driver and kernels" if memory.on_gpu else ""), memory.others
     yield "left free", memory.unused
 

@@ -129,9 +129,14 @@ def build_executor(
         sizing = make_sizing(config, model, limits, host)
         capacity = sized_capacity(sizing)
         caches = kv_cache.allocate(
-            model.spec, num_blocks=capacity.num_blocks, block_size=capacity.block_size, dtype=dtype, device=device
+            model.spec,
+            num_blocks=capacity.num_blocks,
+            block_size=capacity.block_size,
+            dtype=dtype,
+            device=device,
+            flag="--kv-cache-memory" if config.cache.kv_cache_tokens is None else "--kv-cache-tokens",
         )
-        host_tier = _allocate_host_tier(config.cache, caches, sizing.block_bytes)
+        host_tier = _allocate_host_tier(config.cache, caches, sizing)
         if host_tier is not None:
             capacity = host_tier.extend(capacity)
         try:
@@ -146,9 +151,13 @@ def build_executor(
     return LocalExecutor(runner, capacity, lazy=device.type == "cpu", host_tier=host_tier)
 
 
-def _allocate_host_tier(config: CacheConfig, caches: kv_cache.KvCaches, block_bytes: int) -> HostTier | None:
+def _allocate_host_tier(config: CacheConfig, caches: kv_cache.KvCaches, sizing: Sizing) -> HostTier | None:
     """Return the memory that --host-cache-memory asks for. Raises ConfigError when it is not there."""
-    num_blocks = count_host_blocks(config.host_cache_memory, block_bytes=block_bytes, available=available_bytes())
+    memory = sizing.memory_of(sizing.limits)
+    step_bytes = 0 if memory.on_gpu else memory.activations  # steps run in the same memory, and none has run yet
+    num_blocks = count_host_blocks(
+        config.host_cache_memory, block_bytes=sizing.block_bytes, available=available_bytes() - step_bytes
+    )
     return HostTier(caches, num_blocks) if num_blocks else None
 
 

@@ -31,7 +31,7 @@ STAGING_BYTES = 32 * 2**20
 
 
 def count_host_blocks(host_cache_memory: str | None, *, block_bytes: int, available: int) -> int:
-    """Return how many blocks the flag asks for. Raises ConfigError if it holds none, or more than is there."""
+    """Return how many blocks the flag asks for. Raises ConfigError if it holds none, or more than ``available``."""
     if host_cache_memory is None:
         return 0
     asked = parse_bytes(host_cache_memory)
@@ -48,7 +48,7 @@ def count_host_blocks(host_cache_memory: str | None, *, block_bytes: int, availa
 def _too_large(host_cache_memory: str | int, available: int) -> ConfigError:
     return ConfigError(
         f"--host-cache-memory {host_cache_memory} is more than the {max(0, available) // 2**20} MiB of host memory "
-        f"that are free; lower it"
+        f"that can be had for it; lower it"
     )
 
 

@@ -23,7 +23,13 @@ def block_bytes(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> int:
 
 
 def allocate(
-    spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    flag: str = "--kv-cache-memory",
 ) -> KvCaches:
     """Return keys and values [N, P, Hkv, D] per layer of a group, zeros. Raises ConfigError when memory runs out.
 
@@ -31,6 +37,9 @@ def allocate(
 
     Writing them makes the memory resident at the start (0.3 s per GiB on a CPU): what is too much fails here, not under
     load, and memory that grows later is a leak.
+
+    Args:
+        flag: The setting to lower when there is no memory.
     """
     shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
     try:
@@ -40,7 +49,7 @@ def allocate(
         )
     except RuntimeError as error:  # torch.OutOfMemoryError on CUDA, a plain RuntimeError of the CPU allocator
         size = num_blocks * block_bytes(spec, dtype, block_size)
+        num_tokens = num_blocks // len(KVLayout.of(spec.sliding_windows).groups) * block_size
         raise ConfigError(
-            f"a KV cache of {num_blocks * block_size} tokens ({show_size(size)}) could not be allocated; "
-            f"set a smaller --kv-cache-memory"
+            f"a KV cache of {num_tokens} tokens ({show_size(size)}) could not be allocated; set a smaller {flag}"
         ) from error

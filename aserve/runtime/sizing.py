@@ -17,6 +17,7 @@ from aserve.core.memory import MemoryUse
 from aserve.core.model_spec import ModelSpec
 from aserve.models.model import Model
 from aserve.planning.activations import graph_bytes, step_bytes
+from aserve.planning.advice import MOST_DRIVER_BYTES
 from aserve.planning.kv_elements import plain_elements
 from aserve.planning.kv_size import Sizing
 from aserve.planning.limits import Limits
@@ -24,8 +25,6 @@ from aserve.planning.sizes import show_size
 from aserve.planning.weights import weight_bytes
 from aserve.runtime.host_memory import available_bytes, own_bytes, total_bytes
 from aserve.runtime.profiling import Measured, measure_gpu
-
-_DRIVER_BYTES = 2**30
 
 MemoryOf = Callable[[Limits], MemoryUse]
 
@@ -56,7 +55,7 @@ def too_large(needed: int, *, free: int, total: int, dtype_bytes: int) -> Config
     )
     if dtype_bytes == 4 and needed / 2 <= free:
         return ConfigError(message + "set --dtype bfloat16")
-    if needed <= total - _DRIVER_BYTES:
+    if needed <= total - MOST_DRIVER_BYTES:
         return ConfigError(message + "free what other programs hold")
     return ConfigError(message + "use a smaller or a quantized model, or --device cpu")
 

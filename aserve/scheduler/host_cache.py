@@ -66,7 +66,7 @@ class HostCache:
             self._free.append(slot)
 
     def clear(self) -> None:
-        """Drop every entry, and the copies that no plan has taken yet."""
+        """Drop every entry, and the saves that no plan has taken yet. Between plans nothing is restored or pinned."""
         for key in list(self._slots):
             self.forget(key)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,14 @@ from aserve.core.model_spec import ModelSpec
 from aserve.distributed.group import SoloGroup
 from aserve.layers.context import LayerContext
 from aserve.models.registry import model_class
-from aserve.planning.activations import PENALTY_SCRATCH_BYTES, penalty_state_bytes, step_bytes
+from aserve.planning.activations import PENALTY_SCRATCH_BYTES, decode_splits, penalty_state_bytes, step_bytes
 from aserve.planning.limits import Limits
 from aserve.planning.weights import weight_bytes
 from aserve.quantization.unquantized import UnquantizedScheme
 from aserve.runtime import forward_batch, model_runner, penalties, sampler
 from aserve.runtime.profiling import largest_plan, make_runner, unmeasured_table_bytes
 from aserve_kernels import load
+from aserve_kernels.triton import decode_attention
 
 META = torch.device("meta")
 ALIGNMENT = 64
@@ -138,3 +140,10 @@ def test_the_formulas_are_those_of_the_code(
     assert computed == pytest.approx(peak, rel=0.002, abs=2**17)
     state = penalty_state_bytes(limits.max_num_seqs, vocab_size=spec.vocab_size, max_length=limits.max_model_len)
     assert step.penalties == PENALTY_SCRATCH_BYTES + state
+
+
+def test_decode_attention_is_planned_with_the_splits_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    h200 = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
+    for num_programs in (1, 8, 64, 100, 131, 132, 133, 200, 264, 265, 527, 528, 529, 4096):
+        assert decode_splits(num_programs) == decode_attention._num_splits(num_programs, torch.device("cuda"))

@@ -12,6 +12,7 @@ from aserve.core.errors import ConfigError
 from aserve.core.model_spec import ModelSpec
 from aserve.planning.kv_elements import plain_elements
 from aserve.planning.kv_size import Sizing, TooLittleMemoryError, count_blocks
+from aserve.planning.table import memory_rows, memory_table
 
 MIB, GIB = 2**20, 2**30
 Make = Callable[..., Sizing]
@@ -147,3 +148,13 @@ def test_memory_with_a_cache(make_sizing: Make) -> None:
     memory = sizing.memory_with(replace(sizing.capacity(100), num_host_blocks=7))
     assert (memory.kv_cache, memory.host_kv) == (100 * MIB, 7 * MIB)
     assert memory.unused == 100 * GIB - memory.taken - 100 * MIB
+
+
+def test_on_the_host_kv_that_left_the_cache_takes_of_the_same_memory(make_sizing: Make) -> None:
+    sizing = make_sizing(**HOST, total=4 * GIB)
+    capacity = replace(sizing.capacity(100), num_host_blocks=7)
+    memory = sizing.memory_with(capacity)
+    assert memory.unused == memory.available - memory.kv_cache - memory.host_kv
+    assert memory.host_kv > 0
+    assert sum(size for _, size in memory_rows(memory)) == memory.total
+    assert memory_table(memory, capacity).count("KV that left the cache") == 1

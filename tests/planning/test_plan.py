@@ -110,7 +110,10 @@ def test_the_table_fits_80_columns(planned: Callable[..., Plan], model: str, gib
     table = memory_table(on_host, replace(capacity, num_host_blocks=5))
     assert "memory of the host" in table
     assert "graphs" not in table
-    assert "host memory for KV that left the cache" in table
+    assert "  KV that left the cache" in table
+    assert "host memory for KV" not in table
+    on_gpu = memory_table(replace(capacity.memory, host_kv=3 * GIB), capacity)
+    assert "host memory for KV that left the cache" in on_gpu
     assert f"{plan.sizing.token_bytes * capacity.num_groups:,} bytes a token" in table
     line = memory_line(capacity.memory, capacity)
     assert "\n" not in line

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from aserve.core.config import CacheConfig
 from aserve.core.errors import ConfigError
+from aserve.core.memory import MemoryUse
 from aserve.core.step import BlockCopy, StepPlan
+from aserve.runtime import executor
 from aserve.runtime.host_tier import HostTier, count_host_blocks
 from aserve.runtime.kv_cache import KvCaches
 
@@ -130,3 +134,18 @@ def test_memory_that_cannot_be_had_is_one_line(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, name, fail)
     with pytest.raises(ConfigError, match="--host-cache-memory"):
         HostTier(caches, 4)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_on_the_cpu_room_is_left_for_a_step(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MemoryUse(device="x", on_gpu=on_gpu, total=2**30, others=0, weights=0, activations=2**20)
+    sizing: Any = SimpleNamespace(block_bytes=1024, limits=None, memory_of=lambda _: memory)
+    monkeypatch.setattr(executor, "available_bytes", lambda: 2**20 + 4096)
+    monkeypatch.setattr(executor, "HostTier", lambda caches, num_blocks: num_blocks)
+    assert executor._allocate_host_tier(CacheConfig(host_cache_memory="4KiB"), (), sizing) == 4
+    larger = CacheConfig(host_cache_memory="5KiB")
+    if on_gpu:
+        assert executor._allocate_host_tier(larger, (), sizing) == 5
+    else:
+        with pytest.raises(ConfigError, match="--host-cache-memory 5KiB is more than the 0 MiB"):
+            executor._allocate_host_tier(larger, (), sizing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,3 +40,16 @@ def test_allocate() -> None:
 def test_allocation_failure_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"KV cache of 800000000000000 tokens .* set a smaller --kv-cache-memory"):
         allocate(SPEC, num_blocks=10**14, block_size=8, dtype=torch.bfloat16, device=torch.device("cpu"))
+
+
+def test_a_failure_counts_tokens_of_all_groups_and_names_the_flag_that_was_given() -> None:
+    spec = replace(SPEC, sliding_windows=(None, 8, 8))
+    with pytest.raises(ConfigError, match=r"of 266666666666664 tokens .* set a smaller --kv-cache-tokens"):
+        allocate(
+            spec,
+            num_blocks=10**14,
+            block_size=8,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            flag="--kv-cache-tokens",
+        )
