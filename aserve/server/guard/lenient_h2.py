@@ -50,21 +50,27 @@ class Calm:
     @property
     def is_low(self) -> bool:
         """Whether more has been spent than peers do who behave."""
+        self._refill()
         return self._left < 0.9 * _CALM_BURST
 
     def earn(self, frames: int) -> None:
         """Something useful was sent or received."""
+        self._refill()
         self._left = min(self._left + frames, _CALM_MOST)
 
     def spends(self, frames: int) -> bool:
         """As many frames more. False if that is too many."""
         self._left -= frames
         if self._left < 0:
-            now = self._clock()
-            self._left += (now - self._seen_at) * _CALM_PER_S
-            self._left = min(self._left, _CALM_BURST)
-            self._seen_at = now
+            self._refill()
         return self._left >= 0
+
+    def _refill(self) -> None:
+        """Add what time has brought: never beyond a burst, which only ``earn`` goes beyond."""
+        now = self._clock()
+        brought = (now - self._seen_at) * _CALM_PER_S
+        self._left = max(self._left, min(self._left + brought, _CALM_BURST))
+        self._seen_at = now
 
     def spend(self) -> None:
         """One frame more. Raises DenialOfServiceError if that is too many."""

@@ -2,8 +2,9 @@
 
 A connection that sends frames which carry nothing is ended in time (``lenient_h2.Calm``), but a hundred of them, each
 begun anew when it is ended, would keep the loop busy with nothing else. So whoever is noisy waits after each of its
-reads for three times as long as the server has worked on it, one after the other. Made by ``server``, used by
-``connection``.
+reads for three times as long as the server has worked on it, one after the other, but for no longer than 5 s: beyond
+some hundreds of them the share grows, so that a client that is noisy for a good reason is late and not starved. Made by
+``server``, used by ``connection``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import trio
 
 _REST = 3.0
+_LONGEST_WAIT_S = 5.0
 
 
 class Turns:
@@ -21,5 +23,6 @@ class Turns:
 
     async def give_way(self, worked_s: float) -> None:
         """Wait until everybody who called before has rested, and then for one's own work."""
-        self._free_at = max(self._free_at, trio.current_time()) + _REST * worked_s
+        now = trio.current_time()
+        self._free_at = min(max(self._free_at, now) + _REST * worked_s, now + _LONGEST_WAIT_S)
         await trio.sleep_until(self._free_at)

@@ -54,7 +54,7 @@ async def test_handshake_that_never_comes(certificate: tuple[Path, Path]) -> Non
         Peer.tls.pop(running.port)
         silent, plain = await Peer.connect(running.port), await Peer.connect(running.port)
         await plain.get("/ok")
-        assert await silent.closed(2) and await plain.closed(2) and b"200" not in plain.data
+        assert await silent.closed(20) and await plain.closed(20) and b"200" not in plain.data
 
 
 async def answers(port: int) -> bool:

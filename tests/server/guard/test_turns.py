@@ -37,6 +37,21 @@ def test_share_of_the_loop() -> None:
     assert trio.run(main, clock=clock) <= 1.4
 
 
+def test_no_wait_is_without_bound() -> None:
+    """A thousand before it, each with 100 ms of work: its turn comes within seconds."""
+    clock = trio.testing.MockClock(autojump_threshold=0.0)
+
+    async def main() -> float:
+        turns = Turns()
+        async with trio.open_nursery() as nursery:
+            for _ in range(1000):
+                nursery.start_soon(turns.give_way, 0.1)
+            began = trio.current_time()
+        return trio.current_time() - began
+
+    assert trio.run(main, clock=clock) <= 10
+
+
 async def test_who_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that pings and pings, but none that asks and is answered, over either protocol."""
     waited: list[float] = []
