@@ -93,6 +93,7 @@ class ServerProcess:
         self._send, self._receive = trio.open_memory_channel[int](10)
         self._handlers: dict[int, Callable[[int, Any], object]] = {}
         self._alarm_s: float | None = None
+        self._interval_s = 0.0
         self._process: Any = None
 
     @property
@@ -152,17 +153,19 @@ class ServerProcess:
     def _receiver(self, *_: int) -> Generator[Any]:
         yield self._receive
 
-    def _set_alarm(self, _: int, seconds: float) -> None:
+    def _set_alarm(self, _: int, seconds: float, interval_s: float = 0.0) -> None:
         if self._alarm_s is None:
             self._world.spawn(self._watch_alarm)
-        self._alarm_s = self._world.clock.machine_s + seconds
+        self._alarm_s, self._interval_s = self._world.clock.machine_s + seconds, interval_s
 
     async def _watch_alarm(self) -> None:
-        """The system's timer, which goes on while the process is stopped."""
+        """The system's timer, which goes on while the process is stopped; of the ticks that are missed one comes."""
         clock = self._world.clock
-        while self._alarm_s is None or clock.machine_s < self._alarm_s:
-            await trio.sleep(1.0 if self._alarm_s is None else max(self._alarm_s - clock.machine_s, 1e-6))
-        self._handlers[int(signal.SIGALRM)](int(signal.SIGALRM), None)
+        while True:
+            while self._alarm_s is None or clock.machine_s < self._alarm_s:
+                await trio.sleep(1.0 if self._alarm_s is None else max(self._alarm_s - clock.machine_s, 1e-6))
+            self._handlers[int(signal.SIGALRM)](int(signal.SIGALRM), None)
+            self._alarm_s = clock.machine_s + self._interval_s if self._interval_s else None
 
 
 class EmbeddingProgram:
