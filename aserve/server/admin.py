@@ -23,6 +23,7 @@ class Admin:
         self._watchdog_s = server.watchdog_s
         self._counts = counts
         self._created = int(time.time())
+        self._document: tuple[tuple[str, ...], bytes] | None = None
 
     def models(self) -> Reply:
         """The served names. Raises EngineLoadingError."""
@@ -64,10 +65,12 @@ class Admin:
         return json_reply(200, {"version": _version()})
 
     def openapi(self) -> Reply:
-        """The description of this interface."""
+        """The description of this interface, built when it is first asked for, and again when the names are known."""
         engine = self._slot.engine
-        names = () if engine is None else engine.model_names
-        return Reply(200, document(_version(), names), [(b"content-type", b"application/json")])
+        names = () if engine is None else tuple(engine.model_names)
+        if self._document is None or self._document[0] != names:
+            self._document = names, document(_version(), names)
+        return Reply(200, self._document[1], [(b"content-type", b"application/json")])
 
     def _model(self, name: str, max_model_len: int) -> dict[str, Any]:
         return {

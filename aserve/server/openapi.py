@@ -1,13 +1,12 @@
 """``/openapi.json``: what this server takes and answers, generated from the models that check requests.
 
 Says as much as JSON Schema can; rules between fields (``top_logprobs`` needs ``logprobs``) are in the reference only.
-Knows the wire models, nothing of engines. Built once, on the first request for it.
+Knows the wire models, nothing of engines. Called by ``admin``, which keeps what was built.
 """
 
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -59,7 +58,6 @@ _ERROR: Schema = {
 }
 
 
-@cache
 def document(version: str, models: tuple[str, ...] = ()) -> bytes:
     """The whole document as JSON; ``models`` are the served names, none while the model loads."""
     components: dict[str, Schema] = {"Error": _ERROR}
@@ -70,6 +68,7 @@ def document(version: str, models: tuple[str, ...] = ()) -> bytes:
         "/v1/completions": {"post": _generation("Continue texts", CompletionRequest, "text_completion", components)},
     }
     paths |= {path: {"get": _small(*answer)} for path, answer in _SMALL.items()}
+    paths |= {path: {"get": _probe(summary)} for path, summary in _PROBES.items()}
     if models:
         names: Schema = {"type": "string", "enum": list(models)}
         paths["/v1/models/{model}"]["get"]["parameters"][0]["schema"] = names
@@ -136,18 +135,28 @@ def _small(summary: str, content_type: str, schema: Schema) -> Schema:
     }
 
 
+def _probe(summary: str) -> Schema:
+    """Open to everybody: neither a key nor a host is asked for."""
+    content = {"application/json": {"schema": _HEALTH}}
+    answers = {"200": {"description": summary, "content": content}, "503": {"description": "No; why not.", "content": content}}
+    return {"summary": summary, "security": [], "responses": answers}
+
+
 def _errors(statuses: tuple[int, ...]) -> Schema:
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {str(status): {"description": _MEANINGS[status], "content": content} for status in sorted(statuses)}
 
 
 _OBJECT: Schema = {"type": "object"}
-_HEALTH: Schema = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
+_HEALTH: Schema = {
+    "type": "object",
+    "required": ["status"],
+    "properties": {"status": {"type": "string"}, "reason": {"type": "string"}},
+}
+_PROBES = {"/health": "Whether the engine runs", "/ready": "Whether new requests should be sent here"}
 _SMALL: dict[str, tuple[str, str, Schema]] = {
     "/v1/models": ("The served names", "application/json", _OBJECT),
     "/v1/models/{model}": ("The facts of one of the served names", "application/json", _OBJECT),
-    "/health": ("Whether the engine runs", "application/json", _OBJECT),
-    "/ready": ("Whether new requests should be sent here", "application/json", _OBJECT),
     "/metrics": ("Numbers in the text form of Prometheus", "text/plain", {"type": "string"}),
     "/version": ("The version", "application/json", _OBJECT),
     "/openapi.json": ("This document", "application/json", _OBJECT),

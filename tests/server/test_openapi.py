@@ -34,6 +34,19 @@ async def test_every_route_is_in_it(serving, idle_client):
     assert "enum" not in loading["components"]["schemas"]["ChatRequest"]["properties"]["model"]
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probes_as_they_are(serving, idle_client, path):
+    """Neither a key nor a host is asked for, and a red one is no error object."""
+    async with serving() as client:
+        described = (await document(client))["paths"][path]["get"]
+        assert set(described["responses"]) == {"200", "503"} and described["security"] == []
+        for answer in (await client.get(path), await idle_client().get(path)):
+            schema = described["responses"][str(answer.status)]["content"]["application/json"]["schema"]
+            jsonschema.validate(answer.json, schema)
+            assert set(answer.json) <= set(schema["properties"])
+
+
 def schema_of(described, name):
     return {"$ref": f"#/components/schemas/{name}", "components": described["components"]}
 
