@@ -138,7 +138,10 @@ def _small(summary: str, content_type: str, schema: Schema) -> Schema:
 def _probe(summary: str) -> Schema:
     """Open to everybody: neither a key nor a host is asked for."""
     content = {"application/json": {"schema": _HEALTH}}
-    answers = {"200": {"description": summary, "content": content}, "503": {"description": "No; why not.", "content": content}}
+    answers = {
+        "200": {"description": summary, "content": content},
+        "503": {"description": "No; why not.", "content": content},
+    }
     return {"summary": summary, "security": [], "responses": answers}
 
 
