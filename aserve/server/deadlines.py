@@ -110,6 +110,12 @@ class Deadlines:
         self._retry_after_s = retry_after_s
         self._timed: list[Timed] = []
         self._news = anyio.Event()
+        self._when_begun: Callable[[], None] | None = None
+
+    def when_begun(self, callback: Callable[[], None]) -> None:
+        """Call this, once, when all parts run; at once if they do."""
+        self._when_begun = callback
+        self._wake()
 
     def watch(self, timed: Timed) -> None:
         """From now on this is a part of the request's work."""
@@ -132,6 +138,9 @@ class Deadlines:
 
     def _wake(self) -> None:
         self._news.set()
+        if self._when_begun is not None and not self._waits:
+            self._when_begun()
+            self._when_begun = None
 
     @property
     def _waits(self) -> bool:

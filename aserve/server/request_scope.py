@@ -104,6 +104,13 @@ class RequestScope:
         self._closables.append(closable)
         self._deadlines.watch(closable)
 
+    @contextmanager
+    def until_begun(self, limit_s: float) -> Generator[None]:
+        """A wait that ends when all that is attached has begun, and after a limit: silently."""
+        with anyio.move_on_after(limit_s) as wait:
+            self._deadlines.when_begun(wait.cancel)
+            yield
+
     def check(self) -> None:
         """Raise the reason if the request has been closed."""
         if self.error is not None:

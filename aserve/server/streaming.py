@@ -102,7 +102,7 @@ class GenerationRoute(Generic[R]):
         return await self._prepare(engine, await parse_with(self._read, raw))
 
     def _wait_s(self, limits: TimeLimits) -> float:
-        """How long a stream's headers wait for its first token: so long an error can still be a status.
+        """How long a stream's headers wait until it has begun to run: so long an error can still be a status.
 
         Without a limit on the queue they go out at once, and the client sees that its request was taken.
         """
@@ -145,7 +145,7 @@ class _Exchange:
         async with self._admitted(scope, job, usage) as source:
             first: list[TextDelta] = []
             if self._headers_wait_s:
-                with anyio.move_on_after(self._headers_wait_s):
+                with scope.until_begun(self._headers_wait_s):
                     first = await _next(source)
             await scope.start_stream()
             num_open = len(job.requests) * job.num_choices

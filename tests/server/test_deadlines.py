@@ -114,6 +114,19 @@ class TestAlone:
         timed = Timed(begun_s=0.0, last_token_s=1.0)
         assert await ended_by({"idle_s": 10}, timed, then=[(2, says(timed, has_arrived=True))]) == []
 
+    async def test_all_parts_must_have_begun(self):
+        came, parts = [], [Timed(), Timed()]
+        deadlines = Deadlines(TimeLimits(), 0.0)
+        for part in parts:
+            deadlines.watch(part)
+        deadlines.when_begun(lambda: came.append(True))
+        parts[1].begun_s = 1.0
+        assert not came
+        parts[0].begun_s = 2.0
+        assert came == [True]
+        deadlines.when_begun(lambda: came.append(False))
+        assert came == [True, False], "at once"
+
     async def test_waiting_costs_nothing(self):
         """However short the limit on silence is, nothing looks again and again whether it has begun."""
         timed = Timed()
@@ -247,6 +260,19 @@ class TestOverAnEngine:
             assert "[DONE]" not in second.answer.body.decode()
             first.disconnect()
             gate.open()
+
+    async def test_headers_wait_for_the_queue_and_not_for_tokens(self, serving, make_exchange, gate):
+        server = {"queue_timeout_s": 40.0, "sse_keepalive_s": 0.0}
+        async with serving(server=server, gate=gate) as client, anyio.create_task_group() as tasks:
+            exchange = make_exchange(body(stream=True, max_tokens=3))
+            tasks.start_soon(client.run, exchange, "POST", COMPLETIONS, JSON)
+            try:
+                await client.until(lambda: exchange.answer.status == 200)
+                assert client.app.slot.engine.stats().num_generated_tokens == 0
+            finally:
+                gate.open()
+            await client.until(lambda: exchange.answer.complete)
+            assert exchange.answer.data[-1] == "[DONE]"
 
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize(("header", "code"), [("idle", "idle_timeout"), ("request", "deadline_exceeded")])
