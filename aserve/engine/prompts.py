@@ -1,7 +1,8 @@
 """Prompts to token ids, in worker threads, few at a time, and never more text than could fit.
 
 A text with more bytes than the longest possible prompt has is refused before it is tokenised, so a prompt of 100 MB
-costs nothing. Used by ``Engine.encode`` and ``Engine.encode_chat``.
+costs nothing; of a chat that is the text of all messages and options, whether the template shows it or not. Used by
+``Engine.encode`` and ``Engine.encode_chat``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _NUM_THREADS = 2
 _USUAL_CHARACTERS = 16
 """No text of so few characters per token of the context is worth measuring the vocabulary for."""
 
+_SHORT = frozenset({"role", "type"})
+
 
 class PromptEncoder:
     """Encodes for one tokenizer and capacity. Made within the event loop."""
@@ -41,15 +44,16 @@ class PromptEncoder:
         Cancelling waits for the tokenizer, which takes a second or so at worst.
         """
         work = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return await anyio.to_thread.run_sync(self._run, work, len(text), "prompt", limiter=self._limiter)
+        return await anyio.to_thread.run_sync(self._run, work, text, "prompt", limiter=self._limiter)
 
     async def encode_chat(self, messages: Sequence[Any], /, **template_options: Any) -> list[int]:
         """Return the ids of a chat prompt. Raises InvalidRequestError, ContextLengthError."""
         work = partial(self._tokenizer.encode_chat, messages, **template_options)
-        num_characters = sum(map(_num_characters, messages))
-        return await anyio.to_thread.run_sync(self._run, work, num_characters, "messages", limiter=self._limiter)
+        texts = [list(messages), template_options]
+        return await anyio.to_thread.run_sync(self._run, work, texts, "messages", limiter=self._limiter)
 
-    def _run(self, work: Callable[[], list[int]], num_characters: int, param: str) -> list[int]:
+    def _run(self, work: Callable[[], list[int]], texts: Any, param: str) -> list[int]:
+        num_characters = _num_characters(texts)
         if num_characters > _USUAL_CHARACTERS * self._capacity.max_length:
             at_least = -(-num_characters // self._measure_longest_token())
             if at_least >= self._capacity.max_length:
@@ -72,12 +76,18 @@ class PromptEncoder:
         return self._longest_token
 
 
-def _num_characters(message: Any) -> int:
-    """Characters of a message's content: a string, or parts with a text. Other shapes are the template's to refuse."""
-    content: Any = cast(dict[str, Any], message).get("content") if isinstance(message, dict) else None
-    if isinstance(content, str):
-        return len(content)
-    if not isinstance(content, list):
-        return 0
-    texts = [cast(dict[str, Any], part).get("text") for part in cast(list[Any], content) if isinstance(part, dict)]
-    return sum(len(text) for text in texts if isinstance(text, str))
+def _num_characters(values: Any) -> int:
+    """Characters of all texts in messages and options, which may be nested deeper than Python's stack.
+
+    Roles and types do not count: they are few, and short texts are not to seem long by them.
+    """
+    total, rest = 0, [values]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, dict):
+            rest += [item for key, item in cast(dict[Any, Any], value).items() if key not in _SHORT]
+        elif isinstance(value, list | tuple):
+            rest += cast(Sequence[Any], value)
+    return total

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from aserve.core.errors import InvalidRequestError, ModelLoadError
 from aserve.text.chat_template import ChatTemplate
-from aserve.text.control_tokens import ControlTokens
+from aserve.text.control_tokens import ControlTokens, Hiding
 from aserve.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from aserve.text.loading import load_backend
 from aserve.text.settings import TextSettings, read_settings
@@ -103,7 +103,7 @@ class Tokenizer:
             return self._encode(self.chat_template.render(messages, **template_options), False, "messages")
         hiding = self._control.hiding()
         text = self.chat_template.render(messages, hiding, **template_options)
-        return self._encode(text, False, "messages", hidden=hiding.found)
+        return self._encode(text, False, "messages", hiding)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ids; equal to pushing them through a detokenizer."""
@@ -126,12 +126,14 @@ class Tokenizer:
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return cast(str, self._rust.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def _encode(self, text: str, add_special_tokens: bool, param: str, *, hidden: bool = False) -> list[int]:
+    def _encode(self, text: str, special: bool, param: str, hiding: Hiding | None = None) -> list[int]:
+        """Encode, with the special tokens that the tokenizer adds or without; ``hiding`` holds what is not in text."""
         try:
-            if hidden:
-                ids = self._control.encode(text, param)
-            else:
-                ids = cast(list[int], self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
+            ids: list[int] = []
+            if hiding is None or not hiding.found:
+                ids = cast(list[int], self._rust.encode(text, add_special_tokens=special).ids)
+            if hiding is not None and (hiding.found or self._control.assembled(text, ids)):
+                ids = self._control.encode(text, hiding, param)
         except InvalidRequestError:
             raise
         except TypeError as error:  # the text has no UTF-8 form

@@ -35,6 +35,26 @@ async def test_absurd_lengths_are_refused_before_tokenising(running, content):
         assert engine.tokenizer.num_encoded == 0
 
 
+LONG = "a" * 10**6
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"name": LONG}, {}),
+        ({"reasoning_content": LONG}, {}),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": LONG}}]}, {}),
+        ({}, {"documents": [{"title": LONG}]}),
+        ({}, {"tools": [{"function": {"parameters": {"description": LONG}}}]}),
+    ],
+)
+async def test_every_text_of_a_chat_counts(running, fields, options):
+    async with running() as engine:
+        with pytest.raises(ContextLengthError, match=r"at least \d+"):
+            await engine.encode_chat([{"role": "user", "content": "a", **fields}], **options)
+        assert engine.tokenizer.num_encoded == 0
+
+
 @pytest.mark.parametrize("message", ["text", None, {"content": 5}, {"content": [3, {"text": 4}]}, {}])
 async def test_odd_messages_are_the_templates_business(capacity, message):
     class Tokenizer:
