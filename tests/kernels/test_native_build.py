@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,40 @@ def test_what_others_could_have_put_there_is_not_run(quick, monkeypatch, fault):
         path.chmod(0o775 if fault == "group can write" else 0o757)
     library, again = build.open_library(quick)
     assert (library.answer(), again) == (42, path)
+
+
+@pytest.mark.parametrize("fault", ["group can write", "all can write", "owned by another", "a link"])
+def test_a_folder_in_which_others_can_write_is_not_used(quick, monkeypatch, fault):
+    source = build._SOURCES / "native.c"
+    wanted = source.read_text()
+    source.write_text("int answer(void) { return 13; }")
+    _, planted = build.open_library(quick)
+    source.write_text(wanted)
+    _, path = build.open_library(quick)
+    path.unlink()
+    planted.rename(path)
+    folder = path.parent
+    if fault == "a link":
+        folder.rename(quick / "elsewhere")
+        folder.symlink_to(quick / "elsewhere")
+    elif fault == "owned by another":
+        lstat = build.Path.lstat
+        theirs = SimpleNamespace(st_mode=0o40755, st_uid=12345)
+        monkeypatch.setattr(build.Path, "lstat", lambda self: theirs if self == folder else lstat(self))
+    else:
+        folder.chmod(0o775 if fault == "group can write" else 0o757)
+    library, again = build.open_library(quick)
+    assert (library.answer(), again) == (42, None)
+
+
+def test_the_cache_folder_is_the_users_own_with_any_umask(quick):
+    before = os.umask(0o002)
+    try:
+        _, path = build.open_library(quick)
+    finally:
+        os.umask(before)
+    assert path is not None
+    assert path.parent.stat().st_mode & 0o022 == 0
 
 
 def test_a_cache_folder_that_cannot_be_written_is_done_without(quick):

@@ -2,8 +2,8 @@
 
 The file's name is a digest of all that decides its contents (sources, flags, compiler, the CPU's features), so nothing
 in the folder is ever stale, and a folder shared by different machines holds one file for each kind. It appears by one
-rename: processes that start together compile twice and agree. Where the folder cannot be written, the library is
-compiled into a temporary one and deleted once it is loaded. Knows nothing of what the library does.
+rename: processes that start together compile twice and agree. Where the folder cannot be written, or others can write
+it, the library is compiled into a temporary one and deleted once it is loaded. Knows nothing of what the library does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -44,10 +45,12 @@ def open_library(cache_dir: Path | None, *, extra_flags: tuple[str, ...] = ()) -
     try:
         folder = (cache_dir or DEFAULT_FOLDER).expanduser() / "kernels"
         path = folder / name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        if not _is_own(folder):  # whoever may write there can put another file in the place of ours at any time
+            return _compile_for_now(compiler, flags), None
         if _is_own(path):
             with suppress(OSError):  # damaged: compiled again
                 return ctypes.CDLL(str(path)), path
-        folder.mkdir(parents=True, exist_ok=True)
         work = tempfile.TemporaryDirectory(dir=folder, prefix="work-")
     except (OSError, RuntimeError):  # not to be written; RuntimeError: a user without a home
         return _compile_for_now(compiler, flags), None
@@ -72,12 +75,12 @@ def _compile_for_now(compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether the file is there, and no other user can have put it there or changed it: it will run in this process."""
+    """Whether it is there, and no other user can have put it there or changed it: it will run in this process."""
     try:
-        found = path.stat()
+        found = path.lstat()
     except OSError:
         return False
-    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
+    return not stat.S_ISLNK(found.st_mode) and found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
 
 
 def find_compiler() -> str:
@@ -98,8 +101,8 @@ def _machine_flags() -> tuple[str, ...]:
 def _digest(compiler: str, flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256(" ".join((os.path.realpath(compiler), *flags, platform.machine())).encode())
     with suppress(OSError):
-        stat = os.stat(os.path.realpath(compiler))
-        digest.update(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+        found = os.stat(os.path.realpath(compiler))
+        digest.update(f"{found.st_size} {found.st_mtime_ns}".encode())
     for path in sorted(_SOURCES.glob("*.[ch]")):
         digest.update(path.read_bytes())
     digest.update(_cpu_features())
