@@ -243,9 +243,9 @@ async def test_what_a_request_held_is_back_within_one_step(tokenizer, monkeypatc
         mates = await (H2Peer.connect(made.port) if way != "RST_STREAM" else _same(peer))
         sibling = await post(mates, payload(prompt="s" * SIBLING_PROMPT))
         await until(lambda: made.num_unfinished == 1, "the sibling's submission")
-        headers = {"x-request-timeout": "0.4"} if way == "deadline" and name != "preempted" else {}
+        headers = {"x-request-timeout": "2"} if way == "deadline" and name != "preempted" else {}
         if way == "deadline" and name == "preempted":
-            headers = {"x-request-timeout": "2"}  # it has to get there first
+            headers = {"x-request-timeout": "6"}  # it has to get there first
         stream = await bring_to(phase, name, made, peer, **headers)
 
         await leave(way, peer, stream, made)

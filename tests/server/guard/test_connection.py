@@ -124,7 +124,7 @@ async def test_stop(grace: float) -> None:
         stream = await both.request("/raw?n=20&ms=10")
         await both.pump(lambda: bool(both.streams[stream].data))
         running.server.stop(grace)
-        assert await idle.closed(1)
+        assert await idle.closed()
         assert await busy.closed() and await both.closed()
         assert busy.data.endswith(b"0\r\n\r\n") == both.streams[stream].ended == bool(grace)
         with trio.fail_after(2):
