@@ -45,7 +45,7 @@ class Observer:
         if scheduler is None or engine is None:
             return
         router = engine._router
-        if router.num_unfinished:
+        if router.num_unfinished or engine._client._num_preparing:  # those whose prompts are made count as waiting
             world.busy_s = world.clock.now_s
         if world.failed_s is not None:
             return  # nothing runs any more

@@ -138,8 +138,11 @@ class World:
         return self.host is not None and self.host.is_hanging
 
     def is_busy(self, since_s: float) -> bool:
-        """Whether some sequence was unfinished since then."""
-        return self.busy_s >= since_s or (self.engine is not None and self.engine._router.num_unfinished > 0)
+        """Whether some sequence was unfinished since then, or one is to come whose prompt is being made."""
+        if self.busy_s >= since_s:
+            return True
+        engine = self.engine
+        return engine is not None and engine._router.num_unfinished + engine._client._num_preparing > 0
 
     @property
     def most_sequences(self) -> int:
