@@ -7,6 +7,7 @@ is a violation. Used by clients and by the programs.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,8 @@ class Connection:
         if start:
             self.status, self.headers = message["status"], dict(message["headers"])
             world.log("answers", self._ask.index, self.status)
+            if world.is_busy(math.inf):  # what a refusal may be for is over before a slow client has read it
+                world.busy_s = trio.current_time()
             return
         self.body += message.get("body", b"")
         if not message.get("more_body", False):
