@@ -58,7 +58,7 @@ bench: dev  ## measure each kernel against its reference
 # ---- check
 
 .PHONY: test lint types pytest coverage docs-check docs format cases
-test: lint types pytest  ## everything that must hold: lint, types, tests (about 4 minutes on 2 cores)
+test: lint types pytest  ## everything that must hold: lint, types, tests (about 7 minutes on 2 cores)
 
 lint: dev  ## format, lint, async rules, import contracts, spelling
 	$(BIN)/ruff format --check $(SOURCES)
