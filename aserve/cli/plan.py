@@ -30,7 +30,8 @@ from aserve.planning.table import full_length_requests, memory_table
 
 WITHOUT = (
     "served_model_name", "device", "kernels", "num_threads", "chat_template", "debug_load_delay_s", "prefix_cache",
-    "host_cache_memory", "max_queue", "max_queue_tokens", "policy", "aging_steps", "prefix_lookahead",
+    "host_cache_memory", "max_queue", "max_queue_tokens", "max_queue_wait_s", "policy", "aging_steps",
+    "prefix_lookahead",
 )  # fmt: skip
 """Settings that change no size."""
 

@@ -143,6 +143,7 @@ class SchedulerConfig:
         max_queue: Most sequences waiting for admission; more are answered with 503.
         max_queue_tokens: Most prompt tokens waiting for admission, beyond one request; more are answered with 503.
             Default four times what the KV cache holds.
+        max_queue_wait_s: What would wait longer for admission, as far as can be foreseen, is answered with 503 at once.
         policy: Order of admission: fcfs by arrival, priority by the request's priority and age, shortest-prefill by
             the prompt's length and age.
         aging_steps: Under priority, one level is worth so many steps of waiting; under shortest-prefill, a prompt that
@@ -156,6 +157,7 @@ class SchedulerConfig:
     max_in_flight: int | None = None
     max_queue: int = 1024
     max_queue_tokens: int | None = None
+    max_queue_wait_s: float | None = None
     policy: Literal["fcfs", "priority", "shortest-prefill"] = "fcfs"
     aging_steps: int = 256
     prefix_lookahead: int = 0
@@ -163,7 +165,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         _at_least(self, 1, "max_num_seqs", "max_batch_tokens", "max_in_flight", "aging_steps")
         _at_least(self, 0, "prefix_lookahead")
-        _at_least(self, 0, "max_queue", "max_queue_tokens")
+        _at_least(self, 0, "max_queue", "max_queue_tokens", "max_queue_wait_s")
         _require(self.max_in_flight in (None, 1, 2), f"--max-in-flight must be 1 or 2, got {self.max_in_flight}")
 
 

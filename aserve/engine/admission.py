@@ -51,10 +51,12 @@ class QueueLimits:
         max_sequences_waiting: sequences that wait.
         max_tokens_waiting: prompt tokens of the requests that wait; one that would wait alone may have more, and those
             that can run at once do not wait.
+        max_wait_s: seconds that a request may be foreseen to wait; None for any.
     """
 
     max_sequences_waiting: int
     max_tokens_waiting: int
+    max_wait_s: float | None = None
 
     @classmethod
     def of(cls, scheduler: SchedulerConfig, capacity: Capacity) -> QueueLimits:
@@ -62,6 +64,7 @@ class QueueLimits:
         return cls(
             max_sequences_waiting=scheduler.max_queue,
             max_tokens_waiting=QUEUED_CACHES * capacity.num_kv_tokens if tokens is None else tokens,
+            max_wait_s=scheduler.max_queue_wait_s,
         )
 
     def max_sequences(self, capacity: Capacity) -> int:

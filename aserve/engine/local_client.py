@@ -18,6 +18,7 @@ from aserve.engine.bridge import CommandQueue, EventRouter
 from aserve.engine.lifecycle import Lifecycle
 from aserve.engine.mailbox import Mailbox
 from aserve.engine.messages import Cancel, StepReport, Submit
+from aserve.engine.place_forecast import PlaceForecast
 from aserve.engine.sequences import expand
 from aserve.engine.stats import StatsRecorder
 from aserve.engine.waiting import WaitingPrompts
@@ -45,6 +46,7 @@ class LocalClient:
         self._vocab_size = vocab_size
         self._limits = limits
         self._waiting = WaitingPrompts()
+        self._forecast = PlaceForecast()
         self.max_sequences = limits.max_sequences(capacity)
         # Requests that come and go within one step leave commands and no registration: this bounds those.
         self._max_commands = 2 * self.max_sequences
@@ -124,22 +126,24 @@ class LocalClient:
         report = self._router.report
         assert report is not None, "the thread reports before it says that it has loaded"
         limits = self._limits
-        excess = num_too_many(
+        num_waiting = num_too_many(
             report.scheduler,
             self._capacity,
-            max_queue=limits.max_sequences_waiting,
+            max_queue=0,
             num_unfinished=num_unfinished,
             num_new=num_new,
             num_prompt_tokens=longest_prompt,
         )
         num_undone = self._commands.num_put - report.num_commands
-        if excess > 0 or num_undone >= self._max_commands:
+        if num_waiting > limits.max_sequences_waiting or num_undone >= self._max_commands:
             text = f"{limits.max_sequences_waiting} requests wait already, which is the limit"
         elif num_waiting_tokens := self._num_tokens_too_many(report, num_prompt_tokens):
             text = (
                 f"{num_waiting_tokens} prompt tokens wait already, and with {num_prompt_tokens} more they would be "
                 f"above the limit of {limits.max_tokens_waiting}"
             )
+        elif wait_s := self._wait_s_too_long(report, num_new, num_waiting):
+            text = f"this would wait for about {wait_s:.1f} s, and the limit is {limits.max_wait_s:g} s"
         else:
             return
         self._recorder.num_rejected += 1
@@ -155,6 +159,20 @@ class LocalClient:
         if not num_waiting or num_waiting + num_prompt_tokens <= most:
             return 0
         return num_waiting
+
+    def _wait_s_too_long(self, report: StepReport, num_new: int, num_waiting: int) -> float:
+        """The seconds that so many new sequences would wait, if that is too long; else 0."""
+        most_s = self._limits.max_wait_s
+        if most_s is None or num_waiting <= 0:
+            return 0.0
+        stats = report.scheduler
+        wait_s = self._forecast.wait_s(
+            report,
+            num_places=stats.num_running if stats.num_waiting else self._capacity.max_num_seqs,
+            num_new=num_new,
+            num_unknown=self._num_preparing,
+        )
+        return wait_s if wait_s > most_s else 0.0
 
     def retry_after_s(self) -> float:
         """When as many sequences as wait now will have ended, at the measured rate."""
@@ -180,6 +198,12 @@ class LocalClient:
         for sequences, mailbox in expanded:
             mailbox.submitted_s = now_s
             self._waiting.enter(mailbox, len(sequences[0].prompt_token_ids), len(sequences))
+            self._forecast.enter(
+                mailbox,
+                num_choices=len(sequences),
+                max_tokens=sequences[0].sampling.max_tokens,
+                num_unfinished=self._router.num_unfinished,
+            )
             for sequence in sequences:
                 self._router.register(sequence.request_id, mailbox)
         return [sequence for sequences, _ in expanded for sequence in sequences]

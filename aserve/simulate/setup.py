@@ -18,7 +18,14 @@ from aserve.simulate.report import Report
 from aserve.simulate.simulation import Outcome, Simulation
 from aserve.simulate.trace import TraceConfig, TraceRequest, longest
 
-NOT_SIMULATED = ("max_queue", "max_queue_tokens", "kv_cache_memory", "gpu_memory_fraction", "host_cache_memory")
+NOT_SIMULATED = (
+    "max_queue",
+    "max_queue_tokens",
+    "max_queue_wait_s",
+    "kv_cache_memory",
+    "gpu_memory_fraction",
+    "host_cache_memory",
+)
 """Settings that decide what is let in, or what fits a real device."""
 
 

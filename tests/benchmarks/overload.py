@@ -1,7 +1,8 @@
 """What overload does to those who are served, and to those who are not: ``python -m tests.benchmarks.overload``.
 
 Requests come at random (Poisson) at the rate that the server can just serve, then at four times that rate, each on its
-own connection. The server is a process of its own over ``FakeExecutor`` with a step time like a real model's, so that
+own connection; their answers have 8 to 32 tokens. The queue has a limit in seconds, by which what would wait longer is
+refused at once. The server is a process of its own over ``FakeExecutor`` with a step time like a real model's, so that
 neither weights nor a GPU are needed. Served requests are compared with the text that the model must give, token by
 token; refused ones must be 429 or 503 with ``Retry-After``.
 """
@@ -27,8 +28,8 @@ from tests.e2e.fake_server import FakeServer
 
 STEP_S = 0.05
 NUM_SEQS = 16
-NUM_TOKENS = 20
-CAPACITY_PER_S = NUM_SEQS / (NUM_TOKENS * STEP_S)
+NUM_TOKENS = (8, 32)
+CAPACITY_PER_S = NUM_SEQS / (sum(NUM_TOKENS) / 2 * STEP_S)
 MAX_TTFT_RATIO = 1.3
 MAX_REFUSAL_S = 0.05
 PATH = "/v1/completions"
@@ -44,11 +45,11 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
 
 
-def expected(prompt: str) -> str:
+def expected(prompt: str, num_tokens: int) -> str:
     tokens = list(prompt.encode())
-    for _ in range(NUM_TOKENS):
+    for _ in range(num_tokens):
         tokens.append(hash_letter(tokens, 0))
-    return bytes(tokens[-NUM_TOKENS:]).decode()
+    return bytes(tokens[-num_tokens:]).decode()
 
 
 def text_of(data: bytes) -> str:
@@ -58,7 +59,8 @@ def text_of(data: bytes) -> str:
 
 async def one(port: int, number: int, outcome: Outcome) -> None:
     prompt = f"request {number} " + "x" * 60
-    fields = {"model": "M", "prompt": prompt, "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
+    num_tokens = random.Random(number).randint(*NUM_TOKENS)
+    fields = {"model": "M", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
     body = json.dumps({**fields, "temperature": 0}).encode()
     peer = await Peer.connect(port)
     head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -69,7 +71,7 @@ async def one(port: int, number: int, outcome: Outcome) -> None:
     if peer.status == 200:
         outcome.first_token.append(seconds)
         await peer.pump(lambda: b"[DONE]" in peer.data, 120)
-        if text_of(bytes(peer.data)) != expected(prompt) or peer.data.count(b"[DONE]") != 1:
+        if text_of(bytes(peer.data)) != expected(prompt, num_tokens) or peer.data.count(b"[DONE]") != 1:
             outcome.wrong.append(f"request {number}: {bytes(peer.data)[-200:]!r}")
     elif peer.status in (429, 503) and b"retry-after:" in peer.data.lower():
         outcome.refusal.append(seconds)
@@ -136,12 +138,13 @@ async def measure(server: FakeServer, seconds: float) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--max-queue", type=int, default=8)
+    parser.add_argument("--max-queue", type=int, default=16)
+    parser.add_argument("--max-queue-wait", type=float, default=0.4, help="seconds")
     arguments = parser.parse_args()
     options = {
         "step_s": STEP_S,
         "capacity": {"max_num_seqs": NUM_SEQS},
-        "scheduler": {"max_queue": arguments.max_queue},
+        "scheduler": {"max_queue": arguments.max_queue, "max_queue_wait_s": arguments.max_queue_wait},
         "server": {"log_level": "warning"},
     }
     with tempfile.TemporaryDirectory() as folder, FakeServer(Path(folder) / "log", **options) as process:

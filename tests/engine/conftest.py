@@ -73,7 +73,13 @@ def script(text: bytes | list[int], *, prompt: int) -> Callable[[list[int], int]
 class ManualEngine:
     """The parts of an engine without its thread. ``turn`` is one turn of the step loop."""
 
-    def __init__(self, executor: StepExecutor, max_queue: int = 100, max_queue_tokens: int = 10**6):
+    def __init__(
+        self,
+        executor: StepExecutor,
+        max_queue: int = 100,
+        max_queue_tokens: int = 10**6,
+        max_wait_s: float | None = None,
+    ):
         self.recorder, self.lifecycle, self.commands = StatsRecorder(), Lifecycle(), CommandQueue()
         self.router = EventRouter(self.recorder, self.lifecycle.receive, lambda: self.commands.put(Stop()))
         self.tokenizer = ByteTokenizer()
@@ -85,7 +91,9 @@ class ManualEngine:
             recorder=self.recorder,
             capacity=executor.capacity,
             vocab_size=260,
-            limits=QueueLimits(max_sequences_waiting=max_queue, max_tokens_waiting=max_queue_tokens),
+            limits=QueueLimits(
+                max_sequences_waiting=max_queue, max_tokens_waiting=max_queue_tokens, max_wait_s=max_wait_s
+            ),
         )
         self.loop = StepLoop(
             self.scheduler,
@@ -157,9 +165,11 @@ def capacity():
 def manual():
     """Call within the event loop: ``manual(next_token=..., max_queue=..., **capacity)``."""
 
-    def make(*, max_queue=100, max_queue_tokens=10**6, executor=None, **options):
+    def make(*, max_queue=100, max_queue_tokens=10**6, max_wait_s=None, executor=None, **options):
         fake = {k: options.pop(k) for k in ("next_token", "fail_at_step") if k in options}
-        return ManualEngine(executor or FakeExecutor(replace(CAPACITY, **options), **fake), max_queue, max_queue_tokens)
+        return ManualEngine(
+            executor or FakeExecutor(replace(CAPACITY, **options), **fake), max_queue, max_queue_tokens, max_wait_s
+        )
 
     return make
 
