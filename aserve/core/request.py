@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from aserve.core.grammar import Grammar
+
 RequestId = str
 """Unique among the live requests of one engine; choice ``i`` of a user's request ``x`` is ``x-i``."""
 
@@ -41,6 +43,7 @@ class SamplingParams:
         logit_bias: (token id, value) pairs added to the logits, by ascending id.
         stop_token_ids: ids that end the sequence, end-of-text ids included unless the request ignores them; sorted.
         num_logprobs: None for none, else how many alternatives to report beside the sampled token (0 to 20).
+        grammar: what the text has to look like; ids that end it come only where it may end.
     """
 
     max_tokens: int
@@ -56,6 +59,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

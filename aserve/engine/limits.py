@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from aserve.core.errors import InvalidRequestError
+from aserve.core.grammar import Grammar, GrammarKind
 from aserve.core.request import GenerationRequest, SamplingParams
 
 _MANY = 2**62  # with a prompt's length added still 64 bits
@@ -76,6 +77,7 @@ def check_request(request: GenerationRequest) -> None:
     check_token_ids("stop_token_ids", sampling.stop_token_ids)
     check_bias(sampling.logit_bias)
     check_stop_strings(request.stop)
+    check_grammar(sampling.grammar)
 
 
 def check_number(name: str, value: Any, limits: Limits | None = None) -> None:
@@ -95,6 +97,15 @@ def check_flag(name: str, value: Any) -> None:
 def check_type(name: str, value: Any, kind: type | tuple[type, ...], known_as: str) -> None:
     if not isinstance(value, kind):
         _refuse(name, known_as, value)
+
+
+def check_grammar(value: Any) -> None:
+    """Check that it is a grammar, or None; what it says is read when it is compiled."""
+    if value is None:
+        return
+    check_type("grammar", value, Grammar, "a Grammar")
+    check_type("grammar", value.kind, GrammarKind, "of one of the kinds")
+    check_type("grammar", value.source, str, "a text")
 
 
 def check_token_ids(name: str, values: Collection[Any]) -> None:

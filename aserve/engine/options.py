@@ -12,12 +12,14 @@ from operator import index
 from typing import Any, TypedDict, cast
 
 from aserve.core.errors import InvalidRequestError
+from aserve.core.grammar import Grammar
 from aserve.core.request import GenerationRequest, SamplingParams
 from aserve.engine.limits import (
     FLAGS,
     NUMBERS,
     check_bias,
     check_flag,
+    check_grammar,
     check_number,
     check_stop_strings,
     check_token_ids,
@@ -45,6 +47,7 @@ class GenerationOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     stop_token_ids: Sequence[int] | None
     num_logprobs: int | None
+    grammar: Grammar | None
     ignore_eos: bool | None
     n: int | None
     stop: str | Sequence[str] | None
@@ -63,6 +66,7 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
     "num_logprobs",
+    "grammar",
 )
 
 
@@ -86,6 +90,7 @@ def check_options(options: GenerationOptions) -> dict[str, Any]:
     for name in ("stop", "stop_token_ids"):
         check_type(name, given.get(name, ()), Collection, "one or several" if name == "stop" else "token ids")
     check_token_ids("stop_token_ids", given.get("stop_token_ids", ()))
+    check_grammar(given.get("grammar"))
     check_stop_strings(_stop_strings(given))
     return given
 
