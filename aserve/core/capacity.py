@@ -24,6 +24,8 @@ class Capacity:
         max_in_flight: steps that may be submitted and not yet committed (1: no overlap, 2: overlap).
         vocab_size: token ids lie in [0, vocab_size).
         windows: per KV group, how many positions a query sees, its own included; None: all before it.
+        parity_context: context at which a prompt's token costs as much in attention as in all else, were there no
+            windows; None: context costs nothing.
         num_host_blocks: blocks of host memory for prefixes that had to leave the cache; 0: none are kept.
         memory: where the device's memory goes; None where nobody has looked.
         max_length: longest prompt plus answer that can run at all.
@@ -37,6 +39,7 @@ class Capacity:
     max_in_flight: int = 1
     vocab_size: int = 2**31 - 1
     windows: tuple[int | None, ...] = (None,)
+    parity_context: int | None = None
     num_host_blocks: int = 0
     memory: MemoryUse | None = field(default=None, compare=False)
     max_length: int = field(init=False)
@@ -45,6 +48,8 @@ class Capacity:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_batch_tokens", "max_model_len", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.parity_context is not None and self.parity_context < 1:
+            raise ValueError(f"parity_context must be at least 1, got {self.parity_context}")
         if self.num_host_blocks < 0:
             raise ValueError(f"num_host_blocks must be at least 0, got {self.num_host_blocks}")
         if not self.windows or any(window is not None and window < 1 for window in self.windows):

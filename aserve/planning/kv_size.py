@@ -16,6 +16,7 @@ from aserve.core.kv_layout import KVLayout
 from aserve.core.memory import MemoryUse
 from aserve.core.model_spec import ModelSpec
 from aserve.planning.limits import Limits
+from aserve.planning.parity import parity_context
 from aserve.planning.sizes import show_size
 
 DEFAULT_CPU_BYTES = 2**30
@@ -56,6 +57,7 @@ class Sizing:
             max_in_flight=self.limits.max_in_flight,
             vocab_size=self.spec.vocab_size,
             windows=KVLayout.of(self.spec.sliding_windows).windows,
+            parity_context=parity_context(self.spec),
         )
 
     def memory_with(self, capacity: Capacity) -> MemoryUse:

@@ -73,6 +73,11 @@ def num_parameters(spec: ModelSpec) -> int:
     return matrices + spec.vocab_size * spec.hidden_size + _num_norm_weights(spec)
 
 
+def num_layer_parameters(spec: ModelSpec) -> int:
+    """Return how many weights every token of a prompt is multiplied with: those of the layers, but not of the head."""
+    return sum(m.copies * m.rows * m.columns for m in _matrices(spec, 1) if m.name != LM_HEAD)
+
+
 def _num_norm_weights(spec: ModelSpec) -> int:
     by_layer = (4 if spec.architecture.startswith("Gemma") else 2) * spec.hidden_size
     return spec.num_layers * (by_layer + 2 * spec.head_dim * spec.qk_norm) + spec.hidden_size

@@ -12,7 +12,8 @@ class Draft:
     """Rows by sequence, in the order in which they were granted.
 
     Attributes:
-        budget: tokens that may still be granted.
+        budget: tokens without context that may still be granted, 0 or less for none.
+        has_streams: whether sequences decode in this step, to whom it should not take long.
         hash_budget: blocks that may still be hashed to look for prefixes.
         rows: granted tokens per sequence.
         prefills: running sequences with more than one token to compute, in policy order.
@@ -20,11 +21,12 @@ class Draft:
         num_promised_blocks: blocks that running prefills will need before they sample, and do not hold yet.
     """
 
-    __slots__ = ("budget", "hash_budget", "num_promised_blocks", "preempted", "prefills", "rows")
+    __slots__ = ("budget", "has_streams", "hash_budget", "num_promised_blocks", "preempted", "prefills", "rows")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.hash_budget = HASH_BUDGET
+        self.has_streams = False
         self.rows: dict[Sequence, int] = {}
         self.prefills: list[Sequence] = []
         self.preempted = False
@@ -35,5 +37,5 @@ class Draft:
         self.budget -= num_tokens
 
     def revoke(self, sequence: Sequence) -> None:
-        """Take back a grant, if there is one."""
+        """Take back a grant, if there is one. It is of a decode: who is preempted comes after all granted chunks."""
         self.budget += self.rows.pop(sequence, 0)

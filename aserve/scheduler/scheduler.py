@@ -24,6 +24,7 @@ from aserve.core.step import (
     StepResult,
     TokenEvent,
 )
+from aserve.scheduler.context_cost import ContextCost
 from aserve.scheduler.draft import Draft
 from aserve.scheduler.in_flight import InFlightStep, PlannedRow
 from aserve.scheduler.kv_cache_manager import KVCacheManager
@@ -61,6 +62,7 @@ class Scheduler:
         self.capacity = capacity
         self.kv = KVCacheManager(capacity, prefix_cache=prefix_cache)
         self._key_of = key_function(policy, aging_steps=aging_steps, max_batch_tokens=capacity.max_batch_tokens)
+        self._context_cost = ContextCost(capacity)
         self._prefix_lookahead = prefix_lookahead
         self._live: dict[RequestId, Sequence] = {}
         self._waiting = WaitingQueue(1 + prefix_lookahead)
@@ -178,13 +180,14 @@ class Scheduler:
 
     def _schedule_prefills(self, draft: Draft) -> None:
         """Spread what is left of the budget over prompts in policy order: those that run, and those that wait."""
+        draft.has_streams = bool(draft.rows)
         for sequence in draft.prefills:
             draft.num_promised_blocks += self.kv.num_promised_blocks(sequence, sequence.num_known)
         for sequence in draft.prefills:
             self._admit(draft, before=sequence.key)
             if draft.budget > 0 and sequence.slot >= 0:
                 promised = self.kv.num_promised_blocks(sequence, sequence.num_known)
-                self._grant(sequence, min(sequence.num_to_compute, draft.budget), draft)
+                self._grant(sequence, self._chunk(sequence, draft), draft)
                 draft.num_promised_blocks += self.kv.num_promised_blocks(sequence, sequence.num_known) - promised
         self._admit(draft)
 
@@ -195,7 +198,20 @@ class Scheduler:
             if not self._make_room(sequence, self.kv.num_missing_blocks(sequence, start + num_tokens), draft):
                 return
             self.kv.grow(sequence, start + num_tokens)
+        self._grant_tokens(sequence, num_tokens, draft)
+
+    def _chunk(self, sequence: Sequence, draft: Draft) -> int:
+        """How many of a prompt's tokens the rest of the budget pays for."""
+        budget = draft.budget
+        if draft.has_streams:
+            budget = self._context_cost.chunk(sequence.num_scheduled, budget)
+        return min(sequence.num_to_compute, budget)
+
+    def _grant_tokens(self, sequence: Sequence, num_tokens: int, draft: Draft) -> None:
+        """Grant a chunk, or a decode, for which there are blocks."""
         draft.grant(sequence, num_tokens)
+        if draft.has_streams:
+            draft.budget -= self._context_cost.price(sequence.num_scheduled, num_tokens) - num_tokens
 
     def _make_room(self, sequence: Sequence, num_blocks: int, draft: Draft) -> bool:
         """Free blocks for a running sequence at the cost of those behind it; False if it has to wait."""
@@ -264,9 +280,9 @@ class Scheduler:
         self._note_prefix(sequence)
         sequence.slot = heapq.heappop(self._free_slots)
         insort(self._running, sequence, key=_key)
-        num_tokens = self.kv.chunk_that_fits(sequence, min(sequence.num_to_compute, draft.budget), reserve)
+        num_tokens = self.kv.chunk_that_fits(sequence, self._chunk(sequence, draft), reserve)
         self.kv.grow(sequence, sequence.num_scheduled + num_tokens)
-        draft.grant(sequence, num_tokens)
+        self._grant_tokens(sequence, num_tokens, draft)
         draft.num_promised_blocks += self.kv.num_promised_blocks(sequence, len(sequence.token_ids))
         return True
 

@@ -56,13 +56,18 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A cost model, and the limits with which a server would start there."""
+    """A cost model, and the limits with which a server would start there.
+
+    Attributes:
+        parity_context: what a server works out from the model's sizes; the costs say otherwise, as they do on a server.
+    """
 
     cost: CostModel
     kv_cache_tokens: int
     max_num_seqs: int
     max_batch_tokens: int
     max_in_flight: int
+    parity_context: int
 
 
 PRESETS: Mapping[str, Machine] = {
@@ -80,6 +85,7 @@ PRESETS: Mapping[str, Machine] = {
         max_num_seqs=32,
         max_batch_tokens=512,
         max_in_flight=1,
+        parity_context=1_536,
     ),
     "h200": Machine(
         cost=CostModel(
@@ -95,6 +101,7 @@ PRESETS: Mapping[str, Machine] = {
         max_num_seqs=256,
         max_batch_tokens=8192,
         max_in_flight=2,
+        parity_context=16_256,
     ),
 }
 """Two machines by name. h200 is fitted to docs/explanation/performance.md: with 32 and 256 requests at a time it gives
@@ -115,6 +122,8 @@ class MachineConfig:
         kv_token_ns: Nanoseconds per token of context read by a row.
         attention_pair_ns: Nanoseconds per pair of a prompt token and a token it attends to.
         block_copy_us: Microseconds per KV block copied between device and host.
+        parity_context: Context at which the scheduler takes a prompt's token to cost twice as much as one without;
+            default what a server works out for the model; 0: it counts tokens alone.
         windows: Attention window of each KV group of the model, 0 for a group that sees everything.
         host_blocks: KV blocks of host memory for prefixes that had to leave the cache.
     """
@@ -127,6 +136,7 @@ class MachineConfig:
     kv_token_ns: float | None = None
     attention_pair_ns: float | None = None
     block_copy_us: float | None = None
+    parity_context: int | None = None
     windows: tuple[int, ...] = (0,)
     host_blocks: int = 0
 
@@ -135,8 +145,8 @@ class MachineConfig:
             value = getattr(self, f.name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ConfigError(f"--{f.name.replace('_', '-')} must be 0 or more, got {value}")
-        if self.host_blocks < 0 or min(self.windows, default=-1) < 0:
-            raise ConfigError("--host-blocks and --windows must be 0 or more")
+        if min(self.host_blocks, self.parity_context or 0, *(self.windows or (-1,))) < 0:
+            raise ConfigError("--host-blocks, --parity-context and --windows must be 0 or more")
         if self.cost_model.step_ms + self.cost_model.host_ms <= 0:
             raise ConfigError("--step-ms and --host-ms must not both be 0: time would stand still")
 

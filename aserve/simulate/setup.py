@@ -48,6 +48,7 @@ class Setup:
         """What the simulated machine holds."""
         preset, size = self.machine.preset, self.cache.block_size
         windows = tuple(window or None for window in self.machine.windows)
+        parity = self.machine.parity_context
         num_tokens = self.cache.kv_cache_tokens or preset.kv_cache_tokens
         return Capacity(
             num_blocks=-(-num_tokens // size) * len(windows),  # tokens count for all layers, as on a server
@@ -57,6 +58,7 @@ class Setup:
             max_model_len=2**31,
             max_in_flight=self.scheduler.max_in_flight or preset.max_in_flight,
             windows=windows,
+            parity_context=(preset.parity_context if parity is None else parity) or None,
             num_host_blocks=self.machine.host_blocks,
         )
 

@@ -8,8 +8,10 @@ import pytest
 
 from aserve.core.errors import ConfigError, ModelLoadError
 from aserve.core.model_spec import ModelSpec
+from aserve.planning.parity import ATTENTION_SLOWDOWN, parity_context
 from aserve.planning.quantization import read_weight_format
 from aserve.planning.weights import num_parameters, weight_bytes
+from aserve.simulate.cost import PRESETS
 
 GIB = 2**30
 
@@ -133,3 +135,17 @@ def test_ranks_share_what_can_be_cut(specs: dict[str, ModelSpec]) -> None:
 def test_ranks_that_do_not_divide(specs: dict[str, ModelSpec], ranks: int, what: str) -> None:
     with pytest.raises(ConfigError, match=f"--tp {ranks} does not divide the model's {what}"):
         weight_bytes(specs["qwen2-7b"], dtype_bytes=2, max_model_len=100, ranks=ranks)
+
+
+@pytest.mark.parametrize(("name", "num_weights"), [("qwen2-7b", 6.525e9), ("gemma2-2b", 2.024e9)])
+def test_attention_costs_as_much_as_the_weights_at_parity(
+    specs: dict[str, ModelSpec], name: str, num_weights: float
+) -> None:
+    """Operations of a token: 2 per weight of a layer; per token of context 4 * head_dim in each head of each layer."""
+    spec = specs[name]
+    attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * parity_context(spec) * ATTENTION_SLOWDOWN
+    assert attention == pytest.approx(2 * num_weights, rel=1e-3)
+
+
+def test_the_simulated_machine_plans_as_a_server_of_its_model_does(specs: dict[str, ModelSpec]) -> None:
+    assert parity_context(specs["qwen2-7b"]) == PRESETS["h200"].parity_context

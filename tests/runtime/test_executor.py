@@ -237,6 +237,7 @@ def test_capacity_and_defaults(make_executor: Any, caplog: pytest.LogCaptureFixt
         max_batch_tokens=512,
         max_model_len=512,
         vocab_size=260,
+        parity_context=120,
     )
     loaded, table = [r.getMessage() for r in caplog.records if r.name == "aserve.runtime.executor"]
     kernels = load("cpu").description

@@ -29,6 +29,7 @@ def capacity(
     max_model_len: int = 10**4,
     windows: tuple[int | None, ...] = (None,),
     num_host_blocks: int = 0,
+    parity_context: int | None = None,
 ) -> Capacity:
     return Capacity(
         num_blocks=num_blocks,
@@ -39,6 +40,7 @@ def capacity(
         max_in_flight=max_in_flight,
         windows=windows,
         num_host_blocks=num_host_blocks,
+        parity_context=parity_context,
     )
 
 

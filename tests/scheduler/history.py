@@ -27,6 +27,7 @@ def places(capacity: Capacity, num_extra: int) -> Capacity:
         max_in_flight=capacity.max_in_flight,
         windows=capacity.windows,
         num_host_blocks=capacity.num_host_blocks,
+        parity_context=capacity.parity_context,
     )
 
 
@@ -48,6 +49,7 @@ class History(RuleBasedStateMachine):
             max_in_flight=draw(st.integers(1, 2), "max_in_flight"),
             windows=draw(st.sampled_from(self.windows), "windows"),
             num_host_blocks=draw(st.sampled_from(self.num_host_blocks), "num_host_blocks"),
+            parity_context=draw(st.sampled_from([None, 1, 20]), "parity_context"),
         )
         self.driver = self.driver_class(
             places(size, draw(st.integers(0, 14), "extra blocks")),

@@ -77,6 +77,7 @@ def draw(seed: int) -> Scenario:
         max_in_flight=chance.choice((1, 2)),
         windows=chance.choice(((None,), (None,), (None,), (6,), (None, 8))),
         num_host_blocks=chance.choice((0, 0, 6)) if prefix_cache else 0,
+        parity_context=chance.choice((None, 4, 30)),
     )
     standalone = chance.flip(0.6)
     step_s = chance.choice((0.0, 0.002, 0.01, 0.03))
