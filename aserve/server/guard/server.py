@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 from math import inf
+from operator import itemgetter
 from typing import Any
 
 import trio
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _ACCEPT_PAUSE_S = 0.1
 _COMPLAIN_EVERY_S = 60.0
+_MAX_LEAVING = 64
 
 
 class GuardedServer:
@@ -48,6 +50,8 @@ class GuardedServer:
         self._socket = sock
         self._tls = self._read_tls()
         self._live: dict[GuardedConnection, None] = {}  # ordered by age
+        self._leaving: set[GuardedConnection] = set()  # those of them that were closed for new ones
+        self._longest_idle: list[tuple[float, GuardedConnection]] = []  # as it was some time ago, the longest last
         self._winding = False
         self._turns = Turns()
         self._room = trio.Event()
@@ -57,8 +61,8 @@ class GuardedServer:
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open now."""
-        return len(self._live)
+        """Connections that are open now, but for those that were told to leave since new ones needed their place."""
+        return len(self._live) - len(self._leaving)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and serve until ``stop``; cancelling ends everything at once."""
@@ -99,7 +103,7 @@ class GuardedServer:
 
     async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         while True:
-            if len(self._live) >= self._config.max_connections:
+            if self._is_full():
                 await trio.lowlevel.wait_readable(listener.socket)  # only a client that waits is worth a place
                 await self._make_room()
             try:
@@ -119,17 +123,34 @@ class GuardedServer:
                 self._live[connection] = None
                 nursery.start_soon(self._serve, connection, stream)
 
+    def _is_full(self) -> bool:
+        """Those that were told to leave need no place of their own, up to a number, since they may take a while."""
+        num_leaving = min(len(self._leaving), _MAX_LEAVING)
+        return len(self._live) - num_leaving >= self._config.max_connections
+
     async def _make_room(self) -> None:
         """Wait until one more connection may be open. The one that has been idle for longest is closed for it."""
-        while len(self._live) >= self._config.max_connections:
-            longest = min(self._live, key=lambda connection: connection.idle_since)
-            if longest.idle_since < inf:
+        while self._is_full():
+            if len(self._leaving) < _MAX_LEAVING and (longest := self._pop_longest_idle()) is not None:
+                self._leaving.add(longest)
                 await longest.make_room()
-            else:
+                continue
+            if not self._leaving:
                 self._complain(f"all of the {len(self._live)} connections that may be open are busy: new ones wait")
             self._room = trio.Event()
             with trio.move_on_after(_ACCEPT_PAUSE_S):  # or until one becomes idle
                 await self._room.wait()
+
+    def _pop_longest_idle(self) -> GuardedConnection | None:
+        """The next to be closed for a new one. They are looked through once for many that come at once."""
+        for _ in range(2):
+            while self._longest_idle:
+                since, connection = self._longest_idle.pop()
+                if connection in self._live and connection not in self._leaving and connection.idle_since == since:
+                    return connection
+            idle = [(since, c) for c in self._live if c not in self._leaving and (since := c.idle_since) < inf]
+            self._longest_idle = sorted(idle, key=itemgetter(0), reverse=True)
+        return None
 
     def _complain(self, text: str) -> None:
         now = trio.current_time()
@@ -142,5 +163,6 @@ class GuardedServer:
             await connection.run()
         finally:
             del self._live[connection]
+            self._leaving.discard(connection)
             self._room.set()
             stream.socket.close()
