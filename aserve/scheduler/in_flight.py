@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from aserve.scheduler.sequence import Sequence
 
-
-class PlannedRow(NamedTuple):
-    """A row as submitted. Its tokens count as computed only if the sequence still has this epoch at the commit."""
-
-    sequence: Sequence
-    slot: int
-    epoch: int
-    num_tokens: int
-    samples: bool
+PlannedRow = tuple[Sequence, int, int, int, bool]
+"""A row as submitted: (sequence, slot, epoch, num_tokens, samples). Its tokens count as computed only if the sequence
+still has this epoch at the commit. A plain tuple: a named one takes a sixth of the scheduler's time to make."""
 
 
 @dataclass(slots=True)

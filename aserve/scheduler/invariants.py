@@ -130,10 +130,10 @@ def _check_states(scheduler: Scheduler) -> None:
     _require(num_entries <= 2 * len(waiting) + SLACK, "S4", "ended sequences pile up in the queue")
     owners = {s.slot: s for s in scheduler._running}
     for step in scheduler._in_flight:
-        for row in step.rows:
-            _require(row.slot not in scheduler._free_slots, "S2", f"slot {row.slot} of a step in flight is free")
-            owner = owners.get(row.slot, row.sequence)
-            _require(owner is row.sequence, "S2", f"slot {row.slot} of a step in flight has another owner")
+        for sequence, slot, *_ in step.rows:
+            _require(slot not in scheduler._free_slots, "S2", f"slot {slot} of a step in flight is free")
+            owner = owners.get(slot, sequence)
+            _require(owner is sequence, "S2", f"slot {slot} of a step in flight has another owner")
     keys = [s.key for s in scheduler._running]
     _require(keys == sorted(keys), "S11", "running sequences are out of order")
 
@@ -154,8 +154,8 @@ def _check_progress(scheduler: Scheduler, sequence: Sequence) -> None:
     _require(sequence.num_known <= sequence.max_length, "S5", f"{name} grows beyond its limit")
     _require(sequence.slot >= 0 or not sequence.block_tables, "S4", f"{name} waits and holds blocks")
     for step in scheduler._in_flight:
-        for row in step.rows:
-            if row.sequence is sequence and row.epoch == sequence.epoch:
+        for other, _, epoch, _, _ in step.rows:
+            if other is sequence and epoch == sequence.epoch:
                 _require(sequence.slot >= 0, "S2", f"{name} is in flight without a slot")
 
 

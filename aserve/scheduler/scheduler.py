@@ -162,7 +162,7 @@ class Scheduler:
 
     def _schedule_decodes(self, draft: Draft) -> None:
         """Grant one token to every running sequence that needs just one."""
-        running = self._running
+        running, rows = self._running, draft.rows
         position = 0
         while position < len(running) and draft.budget > 0:  # preemption shortens the list behind the position
             sequence = running[position]
@@ -172,7 +172,8 @@ class Scheduler:
             num_scheduled = sequence.num_computed + sequence.num_in_flight
             if num_known == num_scheduled + 1 and num_known < sequence.max_length:
                 if num_scheduled < sequence.num_covered:
-                    draft.grant(sequence, 1)
+                    rows[sequence] = 1
+                    draft.budget -= 1
                 else:
                     self._grant(sequence, 1, draft)
             elif num_known > num_scheduled + 1:
@@ -298,37 +299,38 @@ class Scheduler:
         planned: list[PlannedRow] = []
         rows: list[ScheduledSequence] = []
         for sequence, num_tokens in draft.rows.items():
-            row = self._row(sequence, num_tokens)
-            samples = row.samples
-            rows.append(row)
-            planned.append(PlannedRow(sequence, sequence.slot, sequence.epoch, num_tokens, samples))
-            sequence.num_in_flight += num_tokens
-            sequence.num_pending += samples
+            num_in_flight, num_pending, slot = sequence.num_in_flight, sequence.num_pending, sequence.slot
+            tokens = sequence.token_ids
+            start = sequence.num_computed + num_in_flight
+            end = start + num_tokens
+            if end <= len(tokens):
+                token_ids = tuple(tokens[start:end])
+            else:  # only a sequence whose other tokens are all scheduled samples, so the pending one comes alone
+                assert num_tokens == 1
+                token_ids = _ONE_PENDING
+            samples = end == len(tokens) + num_pending
+            new, blocks = None, ()
+            if sequence.num_covered > sequence.num_announced:
+                new, blocks = self._announce(sequence, start)
+            request_id = sequence.request.request_id
+            rows.append(ScheduledSequence(request_id, slot, start, token_ids, blocks, samples, new))
+            planned.append((sequence, slot, sequence.epoch, num_tokens, samples))
+            sequence.num_in_flight = num_in_flight + num_tokens
+            sequence.num_pending = num_pending + samples
             sequence.last_step_id = step_id
         self._in_flight.append(InFlightStep(step_id, planned))
         return StepPlan(step_id, tuple(rows), *self.kv.take_copies())
 
-    def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-        start = sequence.num_computed + sequence.num_in_flight
-        end = start + num_tokens
-        tokens = sequence.token_ids
-        num_values = len(tokens)
-        if end <= num_values:
-            token_ids = tuple(tokens[start:end])
-        else:  # only a sequence whose other tokens are all scheduled samples, so the pending one comes alone
-            assert num_tokens == 1
-            token_ids = _ONE_PENDING
-        new = None
-        announced = sequence.num_announced
+    def _announce(self, sequence: Sequence, start: int) -> tuple[NewSequence | None, tuple[tuple[int, ...], ...]]:
+        """What the executor has to be told of a sequence beside its tokens: that it is new, and its new blocks."""
+        new, announced = None, sequence.num_announced
         if announced == 0:
-            new = NewSequence(sequence.request.sampling, len(sequence.request.prompt_token_ids), tuple(tokens[:start]))
-        blocks: tuple[tuple[int, ...], ...] = ()
-        if sequence.num_covered > announced:
-            first = announced // self.capacity.block_size
-            blocks = tuple([tuple(table[first:]) for table in sequence.block_tables])
-            sequence.num_announced = sequence.num_covered
-        samples = end == num_values + sequence.num_pending
-        return ScheduledSequence(sequence.request.request_id, sequence.slot, start, token_ids, blocks, samples, new)
+            request = sequence.request
+            prior = tuple(sequence.token_ids[:start])
+            new = NewSequence(request.sampling, len(request.prompt_token_ids), prior)
+        first = announced // self.capacity.block_size
+        sequence.num_announced = sequence.num_covered
+        return new, tuple([tuple(table[first:]) for table in sequence.block_tables])
 
     # -- committing --------------------------------------------------------------------------------------------------
 

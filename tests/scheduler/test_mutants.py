@@ -58,9 +58,9 @@ MUTANTS = {
     "published before its commit": Mutant(
         Scheduler,
         "_submit",
-        "sequence.num_in_flight += num_tokens",
+        "sequence.num_in_flight = num_in_flight + num_tokens",
         "sequence.num_computed += num_tokens; self.kv.publish(sequence); sequence.num_computed -= num_tokens; "
-        "sequence.num_in_flight += num_tokens",
+        "sequence.num_in_flight = num_in_flight + num_tokens",
     ),
     "double release": Mutant(
         Scheduler, "_lift_fences", "self.kv.release(block_ids)", "self.kv.release(block_ids + block_ids[:1])"
