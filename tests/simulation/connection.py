@@ -28,6 +28,7 @@ class Connection:
         status, headers, body: the answer so far; ``started_s`` is when the application began it.
         complete: whether its last part has been taken.
         gone_s: when the client left; None while it is there.
+        last_data_s: when the application gave the last part of an answer's events.
         stuck_s: when a send began that the client will never take.
         forced: whether the server was ending connections by force when the application returned.
         ended: set when the application has returned.
@@ -47,6 +48,7 @@ class Connection:
         self.body = b""
         self.complete = False
         self.gone_s: float | None = None
+        self.last_data_s = -math.inf
         self.stuck_s: float | None = None
         self.started_s: float | None = None
         self.forced = False
@@ -102,6 +104,8 @@ class Connection:
         if not self._begun:
             self._begun, self.started_s = True, trio.current_time()
         self._finished = not start and not message.get("more_body", False)
+        if b'"choices"' in message.get("body", b""):
+            self.last_data_s = trio.current_time()
         await self._transmit()
         if self.gone_s is not None:
             if self._ask.raises:

@@ -99,6 +99,7 @@ def draw(seed: int) -> Scenario:
             scheduler=SchedulerConfig(
                 max_queue=chance.choice((0, 1, 2, 4, 8, 100, 100)),
                 max_queue_tokens=chance.choice((None, None, None, None, 0, 40)),
+                max_queue_wait_s=Chance(seed, "queue wait").choice((None, None, None, 0.0, 2 * step_s, 1.0)),
                 policy=chance.choice(("fcfs", "priority", "shortest-prefill")),
                 aging_steps=chance.choice((1, 8, 256)),
                 prefix_lookahead=chance.choice((0, 0, 3)) * prefix_cache,

@@ -37,16 +37,18 @@ STATUSES = MappingProxyType(
         "generation_failed": 500,
     }
 )
+MAY_RETRY = frozenset({"queue_full", "queue_timeout", "concurrency_limit_exceeded", "engine_loading"})
 SEND_S = 30.0
 
 
 @dataclass(slots=True)
 class Times:
-    """Of one request: connected, body sent, over."""
+    """Of one request: connected, body sent, over; and when the last of its events were given to one that reads."""
 
     opened_s: float
     asked_s: float = math.inf
     ended_s: float = math.inf
+    last_data_s: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -80,6 +82,10 @@ def judge(world: World, ask: Ask, connection: Connection, times: Times) -> None:
         _judge_success(world, ask, answer, where)
     elif answer.code is not None:
         started_s = times.ended_s if connection.started_s is None else connection.started_s
+        if ask.manner != "slow":  # whose parts wait for one another, and are older than they look
+            times.last_data_s = connection.last_data_s
+        if connection.status != 200:
+            _judge_retry(world, connection, answer.code, where)
         judge_refusal(
             world,
             ask,
@@ -124,6 +130,10 @@ def judge_refusal(
     server = world.scenario.server
     too_many = len(ask.expected) > world.most_sequences
     timed_out = times.ended_s >= times.opened_s + world.scenario.server.read_timeout_s
+    queue_s = _limit_s(ask, b"x-queue-timeout", server.queue_timeout_s)
+    idle_s = _limit_s(ask, b"x-idle-timeout", server.idle_timeout_s)
+    keepalive_s = server.sse_keepalive_s or math.inf
+    early_headers = keepalive_s < queue_s or len(ask.expected) > 1  # begun or not, or with the first choice's tokens
     reasons = {
         "engine_loading": world.loaded_s is None or times.opened_s <= world.loaded_s or world.stopping_s is not None,
         "engine_dead": world.failed_s is not None and world.failed_s <= started_s,
@@ -131,8 +141,8 @@ def judge_refusal(
         "queue_full": (world.is_busy(started_s - SLACK_S) or ask.num_prompts > 1) and not in_stream,
         "generation_failed": ask.fails,
         "deadline_exceeded": waited_s >= _limit_s(ask, b"x-request-timeout", server.request_timeout_s),
-        "queue_timeout": waited_s >= _limit_s(ask, b"x-queue-timeout", server.queue_timeout_s),
-        "idle_timeout": waited_s >= _limit_s(ask, b"x-idle-timeout", server.idle_timeout_s),
+        "queue_timeout": times.ended_s >= times.asked_s + queue_s and (not in_stream or early_headers),
+        "idle_timeout": times.ended_s >= max(times.asked_s, times.last_data_s) + idle_s,
         "concurrency_limit_exceeded": server.max_requests_per_key is not None and not in_stream,
         "request_timeout": (ask.manner == "half body" or bool(world.paused_s) or ask.part_s > 0) and timed_out,
         "request_cancelled": absent,
@@ -145,6 +155,17 @@ def judge_refusal(
     world.expect(reasons.get(code, False), f"{where}: {status} {code} for no reason")
     wanted = STATUSES.get(code, status)
     world.expect(in_stream or status == wanted, f"{where}: {code} with status {status}")
+
+
+def _judge_retry(world: World, connection: Connection, code: str, where: str) -> None:
+    """Who may come back is told when, in whole seconds, and nobody else is."""
+    text = connection.headers.get(b"retry-after")
+    if code == "engine_draining" and text is None:  # of an engine that is closed, not draining: nothing comes back
+        return
+    if code in MAY_RETRY or code == "engine_draining":
+        world.expect(text is not None and text.isdigit() and 1 <= int(text) <= 60, f"{where}: {code}, back in {text!r}")
+    else:
+        world.expect(text is None, f"{where}: {code} is not to be tried again, and says {text!r}")
 
 
 def _limit_s(ask: Ask, header: bytes, default_s: float | None) -> float:
@@ -164,6 +185,10 @@ def _judge_times(world: World, ask: Ask, connection: Connection, times: Times, w
         late = times.ended_s - connection.stuck_s - limit_s - slack_s - 2 * ask.send_s
         world.expect(late <= 0, f"{where}: runs on for {late:.3f} s too long with a client that is stuck")
     elif ask.refused is None and ask.manner != "half body":
+        if connection.status == STATUSES["queue_timeout"] and b"queue_timeout" in connection.body:
+            limit_s = _limit_s(ask, b"x-queue-timeout", world.scenario.server.queue_timeout_s)
+            late = times.ended_s - times.asked_s - limit_s - slack_s - 2 * ask.send_s
+            world.expect(late <= 0, f"{where}: waits on for {late:.3f} s after it was to begin")
         limit_s = _limit_s(ask, b"x-request-timeout", world.scenario.server.request_timeout_s)
         late = times.ended_s - times.asked_s - limit_s - slack_s - 5 * ask.send_s
         world.expect(late <= 0, f"{where}: runs on for {late:.3f} s after its deadline")
