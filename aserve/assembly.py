@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
 from anyio.to_thread import run_sync
 
+from aserve.core.abilities import read_abilities
 from aserve.core.config import EngineConfig
 from aserve.core.model_spec import check_architecture
 from aserve.core.step import StepExecutor
@@ -65,6 +67,9 @@ async def open_engine(
         progress=_announced(model.model, fetch_progress),
     )
     folder = await run_sync(find, abandon_on_cancel=True)
+    abilities, max_length = await run_sync(read_abilities, folder)
+    if max_length is not None and model.max_model_len is None:
+        config = replace(config, model=replace(model, max_model_len=max_length))
     load_tokenizer = partial(Tokenizer.load, folder, chat_template=model.chat_template)
     tokenizer = await run_sync(load_tokenizer)  # not abandoned: a second at most, and native code at exit would abort
     async with run_engine(
@@ -72,6 +77,7 @@ async def open_engine(
         tokenizer=tokenizer,
         config=config,
         model_names=model.served_model_name or (_name_of(model.model),),
+        abilities=abilities,
     ) as engine:
         yield engine
 

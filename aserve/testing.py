@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from aserve.core.capacity import Capacity
+from aserve.core.pooling import PoolingKind, PoolingParams
 from aserve.core.request import TokenLogprobs
-from aserve.core.step import PENDING, ScheduledSequence, StepPlan, StepResult
+from aserve.core.step import PENDING, POOLED, ScheduledSequence, StepPlan, StepResult
 from aserve.text.token_bytes import byte_alphabet
 
 NextToken = Callable[[list[int], int], int]
@@ -40,6 +41,26 @@ def hash_letter(token_ids: list[int], seed: int) -> int:
     del seed
     text = ",".join(map(str, token_ids))
     return 97 + int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") % 26
+
+
+def fake_vector(token_ids: list[int], params: PoolingParams) -> NDArray[np.float32]:
+    """The vector [8], or less if the parameters say so, that ``FakeExecutor`` makes of a prompt.
+
+    As of a model, it is made of all tokens up to each position: of the last, of the first, or the mean over all.
+    """
+    states = np.stack([_fake_state(token_ids[: end + 1]) for end in range(len(token_ids))])
+    return _fake_pooled(states, params)
+
+
+def _fake_state(token_ids: list[int]) -> NDArray[np.float32]:
+    digest = blake2b(",".join(map(str, token_ids)).encode(), digest_size=8).digest()
+    return (np.frombuffer(digest, np.uint8) / 128 - 1).astype(np.float32)
+
+
+def _fake_pooled(states: NDArray[np.float32], params: PoolingParams) -> NDArray[np.float32]:
+    rows = {PoolingKind.MEAN: states.mean(axis=0), PoolingKind.FIRST: states[0]}
+    vector = rows.get(params.kind, states[-1])[: params.dimensions]
+    return (vector / np.linalg.norm(vector) if params.normalize else vector).astype("<f4")
 
 
 class FakeExecutor:
@@ -71,6 +92,8 @@ class FakeExecutor:
         self._seeds = [0] * capacity.max_num_seqs
         self._num_logprobs: list[int | None] = [None] * capacity.max_num_seqs
         self._last_sampled = [PENDING] * capacity.max_num_seqs
+        self._pooling: list[PoolingParams | None] = [None] * capacity.max_num_seqs
+        self._states: list[list[NDArray[np.float32]]] = [[] for _ in range(capacity.max_num_seqs)]
         self._results: deque[StepResult] = deque()
         self.closed = False
 
@@ -82,13 +105,21 @@ class FakeExecutor:
         assert len(self._results) < self._capacity.max_in_flight, "too many steps in flight"
         sampled: list[int] = []
         logprobs: dict[int, TokenLogprobs] = {}
+        vectors: dict[int, bytes] = {}
         for block_id, host_slot in plan.saves:
             self._host_cache[host_slot] = list(self._cache[block_id])
         for block_id, host_slot in plan.restores:
             self._cache[block_id] = list(self._host_cache[host_slot])
         for row in plan.sequences:
             tokens = self._compute(row)
+            pooling = self._pooling[row.slot]
+            if pooling is not None:
+                self._states[row.slot] += [_fake_state(tokens[: end + 1]) for end in range(row.start, len(tokens))]
             if not row.samples:
+                continue
+            if pooling is not None:
+                vectors[len(sampled)] = _fake_pooled(np.stack(self._states[row.slot]), pooling).tobytes()
+                sampled.append(POOLED)
                 continue
             token = self._next_token(tokens, self._seeds[row.slot])
             self._last_sampled[row.slot] = token
@@ -97,7 +128,7 @@ class FakeExecutor:
                 top = tuple((97 + i, -1.0 - i) for i in range(count))
                 logprobs[len(sampled)] = TokenLogprobs(token, -0.5, top)
             sampled.append(token)
-        self._results.append(StepResult(plan.step_id, tuple(sampled), logprobs))
+        self._results.append(StepResult(plan.step_id, tuple(sampled), logprobs, vectors))
 
     def wait(self) -> StepResult:
         if self._step_s:
@@ -119,6 +150,8 @@ class FakeExecutor:
             known[:] = row.new.prior_token_ids
             self._seeds[row.slot] = row.new.sampling.seed
             self._num_logprobs[row.slot] = row.new.sampling.num_logprobs
+            self._pooling[row.slot] = row.new.pooling
+            self._states[row.slot] = []
         for table, block_ids in zip(tables, row.new_block_ids, strict=False):  # no ids at all, or some for each group
             table.extend(block_ids)
         known += [self._last_sampled[row.slot] if token == PENDING else token for token in row.token_ids]

@@ -27,6 +27,7 @@ class Capacity:
         parity_context: context at which a prompt's token costs as much in attention as in all else, were there no
             windows; None: context costs nothing.
         num_host_blocks: blocks of host memory for prefixes that had to leave the cache; 0: none are kept.
+        whole_prompts: a prompt is computed in one step and leaves no KV, as encoders do; so none is longer than that.
         memory: where the device's memory goes; None where nobody has looked.
         max_length: longest prompt plus answer that can run at all.
     """
@@ -41,6 +42,7 @@ class Capacity:
     windows: tuple[int | None, ...] = (None,)
     parity_context: int | None = None
     num_host_blocks: int = 0
+    whole_prompts: bool = False
     memory: MemoryUse | None = field(default=None, compare=False)
     max_length: int = field(init=False)
 
@@ -95,6 +97,8 @@ class Capacity:
 
     def _longest(self) -> int:
         """Largest length up to ``max_model_len`` whose blocks there are; grows in whole blocks."""
+        if self.whole_prompts:
+            return min(self.max_model_len, self.max_batch_tokens, self.num_blocks * self.block_size)
         if self.num_blocks_for(self.max_model_len) <= self.num_blocks:
             return self.max_model_len
         low, high = 0, -(-self.max_model_len // self.block_size)  # blocks per table: low fits, high does not

@@ -46,6 +46,12 @@ class ContextLengthError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class TaskNotOfferedError(InvalidRequestError):
+    """The model can be asked for other things than this one: answers, vectors or scores."""
+
+    code = "task_not_offered"
+
+
 class AuthenticationError(AserveError):
     """No API key, or not one of the configured ones."""
 
@@ -68,12 +74,26 @@ class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
 
 
+class RequestNotFoundError(NotFoundError):
+    """No request of this id is in progress, or it is another caller's."""
+
+    code = "request_not_found"
+
+
 class MethodNotAllowedError(AserveError):
     """The route exists, for other methods."""
 
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class RequestAbortedError(AserveError):
+    """Somebody with the same API key, or its own client, has ended this request by its id."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "request_aborted"
 
 
 class PayloadTooLargeError(AserveError):

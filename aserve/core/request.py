@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from aserve.core.grammar import Grammar
+from aserve.core.pooling import PoolingParams
 
 RequestId = str
 """Unique among the live requests of one engine; choice ``i`` of a user's request ``x`` is ``x-i``."""
@@ -71,6 +72,7 @@ class Request:
         priority: lower runs first (only under the priority policy).
         arrival_index: a counter, not a clock; among equal priorities the lower one is admitted first.
         cache_salt: prefix-cache entries are shared only between requests of equal salt.
+        pooling: makes a vector of the prompt, in place of tokens; ``sampling`` then says nothing.
     """
 
     request_id: RequestId
@@ -79,11 +81,12 @@ class Request:
     priority: int = 0
     arrival_index: int = 0
     cache_salt: bytes = b""
+    pooling: PoolingParams | None = None
 
     @property
     def max_length(self) -> int:
         """Prompt and generated tokens together, at most."""
-        return len(self.prompt_token_ids) + self.sampling.max_tokens
+        return len(self.prompt_token_ids) + (self.sampling.max_tokens if self.pooling is None else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,8 @@ class GenerationRequest:
         stop: strings that end a choice; matched on the text, across token borders.
         include_stop: keep the matched stop string in the text.
         skip_special_tokens: leave special tokens out of the text.
+        pooling: makes a vector of the prompt, in place of an answer; there is one choice then, and all that is about
+            tokens says nothing.
     """
 
     request_id: RequestId
@@ -106,6 +111,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: bytes = b""
+    pooling: PoolingParams | None = None
 
 
 class TokenLogprobs(NamedTuple):

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from aserve.core.capacity import Capacity
+from aserve.core.pooling import PoolingParams
 from aserve.core.request import FinishReason, RequestId, SamplingParams, TokenLogprobs
 
 PENDING = -1
 """Stands for a token that a step still in flight samples; the executor has it, the scheduler not yet."""
 
 INVALID_TOKEN = -2
-"""In a result: the row's logits were not finite, so nothing could be sampled."""
+"""In a result: the row's logits, or its vector, were not finite, so there is nothing."""
+
+POOLED = -3
+"""In a result: the row's prompt is computed, and its vector stands in the place of a token."""
 
 NO_BLOCK = -1
 """In a block table: a position behind the group's window, which no row reads any more."""
@@ -30,11 +34,13 @@ class NewSequence(NamedTuple):
         sampling: how to sample.
         num_prompt_tokens: how many of the sequence's tokens are prompt (penalties treat them apart).
         prior_token_ids: the tokens before ``start``, whose KV came from the prefix cache.
+        pooling: set for a prompt that is to become a vector; nothing is sampled then.
     """
 
     sampling: SamplingParams
     num_prompt_tokens: int
     prior_token_ids: tuple[int, ...]
+    pooling: PoolingParams | None = None
 
 
 class ScheduledSequence(NamedTuple):
@@ -45,7 +51,7 @@ class ScheduledSequence(NamedTuple):
         token_ids: ids, or ``PENDING`` alone for the token that the step in flight samples for this slot.
         new_block_ids: per KV group, appended to the slot's block table by this row (the whole table when ``new`` is
             set; ``NO_BLOCK`` stands behind the window), equally many for each group; () when the row brings none.
-        samples: whether the row's last position samples the next token.
+        samples: whether the row's last position samples the next token, or completes the vector of a pooled prompt.
         new: set when the slot starts afresh; the executor forgets whatever the slot held.
     """
 
@@ -91,19 +97,22 @@ class StepResult:
     """What a step sampled.
 
     Attributes:
-        sampled: one token id (or ``INVALID_TOKEN``) per row with ``samples``, in plan order.
+        sampled: one token id (or ``INVALID_TOKEN``, ``POOLED``) per row with ``samples``, in plan order.
         logprobs: by index into ``sampled``, for the rows that asked.
+        vectors: by index into ``sampled``, for the rows that are ``POOLED``: float32, little-endian.
     """
 
     step_id: int
     sampled: tuple[int, ...]
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    vectors: Mapping[int, bytes] = field(default_factory=dict[int, bytes])
 
 
 class TokenEvent(NamedTuple):
     """One generated token of one request. ``finish_reason`` is set on the last one.
 
-    On ``FinishReason.ERROR`` ``token_id`` is ``INVALID_TOKEN``.
+    On ``FinishReason.ERROR`` ``token_id`` is ``INVALID_TOKEN``. A pooled prompt has one event, with ``POOLED`` and its
+    ``vector``: float32, little-endian.
     """
 
     request_id: RequestId
@@ -111,6 +120,7 @@ class TokenEvent(NamedTuple):
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None
     num_cached_tokens: int
+    vector: bytes | None = None
 
 
 class StepExecutor(Protocol):

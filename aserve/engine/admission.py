@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aserve.core.capacity import Capacity
 from aserve.core.config import SchedulerConfig
-from aserve.core.errors import ContextLengthError, InvalidRequestError, UnsupportedFieldError
+from aserve.core.errors import ContextLengthError, InvalidRequestError, TaskNotOfferedError, UnsupportedFieldError
 from aserve.core.request import GenerationRequest
 from aserve.engine.limits import check_request
 from aserve.scheduler import SchedulerStats
@@ -41,6 +41,17 @@ def fit(capacity: Capacity, num_prompt_tokens: int, max_tokens: int | None, *, p
     if room < 1:
         raise too_long(num_prompt_tokens, capacity, param=param)
     return room if max_tokens is None else min(max_tokens, room)
+
+
+def check_input(capacity: Capacity, num_tokens: int, *, param: str | None, at_least: bool = False) -> None:
+    """Raise ContextLengthError if an input, which has no answer, is too long."""
+    if num_tokens > capacity.max_length:
+        have = f"at least {num_tokens}" if at_least else str(num_tokens)
+        raise ContextLengthError(
+            f"an input may have {capacity.max_length} tokens, and this one has {have}; shorten it, or set "
+            f"truncate_prompt_tokens to at most {capacity.max_length}",
+            param=param,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +100,18 @@ def validate(request: GenerationRequest, capacity: Capacity, vocab_size: int) ->
         raise UnsupportedFieldError("answers within a grammar are not supported by this server", param="grammar")
     if not prompt:
         raise InvalidRequestError("the prompt is empty: it needs at least one token", param="prompt")
-    if fit(capacity, len(prompt), sampling.max_tokens, param="prompt") != sampling.max_tokens:
+    if request.pooling is None and capacity.whole_prompts:
+        raise TaskNotOfferedError("this model makes vectors and scores, no answers")
+    if request.pooling is not None:
+        check_input(capacity, len(prompt), param="prompt")
+    elif fit(capacity, len(prompt), sampling.max_tokens, param="prompt") != sampling.max_tokens:
         raise ContextLengthError(
             f"the prompt of {len(prompt)} tokens and max_tokens {sampling.max_tokens} exceed the {capacity.max_length} "
             "tokens that prompt and answer may have together",
             param="max_tokens",
         )
     ids = (
-        ("prompt", prompt),
+        ("prompt" if request.pooling is None else "input", prompt),
         ("stop_token_ids", sampling.stop_token_ids),
         ("logit_bias", tuple(i for i, _ in sampling.logit_bias)),
     )

@@ -27,6 +27,7 @@ from sniffio import current_async_library_cvar
 
 from aserve.core.errors import AserveError, EngineDeadError
 from aserve.core.request import RequestId
+from aserve.core.step import POOLED
 from aserve.engine.lifecycle import ENGINE_DEAD
 from aserve.engine.mailbox import Mailbox
 from aserve.engine.messages import Command, Failed, LifeSign, Message, StepReport
@@ -198,7 +199,7 @@ class EventRouter:
     def _route(self, report: StepReport) -> None:
         now_s = anyio.current_time()
         routes = self._routes
-        num_late = num_finished = 0
+        num_late = num_finished = num_vectors = 0
         gaps: dict[float, int] = {}  # sequences by the time of their last token: one or two entries
         for request_id in report.admitted:
             mailbox = routes.get(request_id)
@@ -215,10 +216,11 @@ class EventRouter:
                 del routes[request_id]
                 mailbox.num_registered -= 1
                 num_finished += 1
+                num_vectors += event.token_id == POOLED
             last_s = mailbox.last_s
-            if last_s is None:
+            if last_s is None and event.token_id != POOLED:
                 self._recorder.time_to_first_token.observe(now_s - mailbox.submitted_s)
-            elif last_s != now_s:
+            elif last_s is not None and last_s != now_s:
                 gaps[last_s] = gaps.get(last_s, 0) + 1
             mailbox.put(event, now_s)
         for last_s, num_tokens in gaps.items():
@@ -226,7 +228,7 @@ class EventRouter:
         if self.report is None or report.num_steps != self.report.num_steps or report.is_empty:
             self.progress_s = now_s
         self.report = report
-        self._recorder.note_events(len(report.events), num_late, num_finished, now_s)
+        self._recorder.note_events(len(report.events) - num_vectors, num_late, num_finished, now_s)
         self._wake_waiters()
 
 

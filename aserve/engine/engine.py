@@ -12,28 +12,35 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from itertools import count
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig
 from aserve.core.errors import AserveError, EngineDrainingError
+from aserve.core.pooling import Abilities, Task
 from aserve.core.request import GenerationRequest
 from aserve.core.step import StepExecutor
 from aserve.engine import admission
 from aserve.engine.bridge import EventRouter, StepHost, ThreadHost
-from aserve.engine.generation import Generation, GenerationGroup
+from aserve.engine.embedding import Input, as_inputs, pooled_request, prompt_text, require, vector_params
+from aserve.engine.generation import Generation, RequestGroup
 from aserve.engine.lifecycle import Lifecycle, Status
 from aserve.engine.local_client import LocalClient
 from aserve.engine.messages import Stop
 from aserve.engine.options import GenerationOptions, as_token_ids, check_options, make_request
+from aserve.engine.pooled import PooledPrompt
 from aserve.engine.prompts import PromptEncoder
 from aserve.engine.stats import EngineStats, StatsRecorder
 from aserve.engine.step_loop import run_steps
 from aserve.engine.streams import ChatStream
 from aserve.scheduler import Scheduler
 from aserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +56,8 @@ class Engine:
         model_names: the names under which clients may ask for the model, at least one.
         vocab_size: token ids that tokenizer and model both know lie in [0, vocab_size).
         end_token_ids: the model's end-of-text ids, as far as it can emit them.
+        abilities: what the model can be asked for.
+        encoder: makes token ids of prompts, in worker threads.
     """
 
     def __init__(
@@ -61,7 +70,9 @@ class Engine:
         router: EventRouter,
         lifecycle: Lifecycle,
         recorder: StatsRecorder,
+        abilities: Abilities,
     ) -> None:
+        self.abilities = abilities
         self.tokenizer = tokenizer
         self.model_names = model_names
         self.capacity = capacity
@@ -71,7 +82,7 @@ class Engine:
         self._router = router
         self._lifecycle = lifecycle
         self._recorder = recorder
-        self._encoder = PromptEncoder(tokenizer, capacity)
+        self.encoder = PromptEncoder(tokenizer, capacity)
         self._id_prefix = secrets.token_hex(4)
         self._ids = count()
 
@@ -158,9 +169,18 @@ class Engine:
         """A request as a scope; entering it submits. Its id must never have been used with this engine."""
         return Generation(request, client=self._client, tokenizer=self.tokenizer, recorder=self._recorder)
 
-    def generate_all(self, requests: Sequence[GenerationRequest]) -> GenerationGroup:
+    def generate_all(self, requests: Sequence[GenerationRequest]) -> RequestGroup[Generation]:
         """Several requests as one scope, admitted as a unit or refused as one."""
-        return GenerationGroup([self.generate(request) for request in requests], self._client)
+        return RequestGroup([self.generate(request) for request in requests], self._client)
+
+    def pool_all(self, requests: Sequence[GenerationRequest]) -> RequestGroup[PooledPrompt]:
+        """Several prompts that are to become vectors, likewise."""
+        prompts = [PooledPrompt(request, client=self._client, recorder=self._recorder) for request in requests]
+        return RequestGroup(prompts, self._client)
+
+    def require(self, task: Task) -> None:
+        """Raise TaskNotOfferedError, which says what to use in place, unless the model can do this."""
+        require(self.abilities, task)
 
     def preparing(self, num_sequences: int) -> AbstractContextManager[None]:
         """The time in which the prompts of so many sequences are made, when they wait like any others.
@@ -183,11 +203,11 @@ class Engine:
 
         Raises ContextLengthError if no answer fits behind it (at once, if it is absurdly long), InvalidRequestError.
         """
-        return await self._encoder.encode(text, add_special_tokens=add_special_tokens)
+        return await self.encoder.encode(text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(self, messages: Sequence[Any], /, **template_options: Any) -> list[int]:
         """Token ids of a chat prompt by the model's template; raises as ``encode``, and what the template refuses."""
-        return await self._encoder.encode_chat(messages, **template_options)
+        return await self.encoder.encode_chat(messages, **template_options)
 
     def fit(self, num_prompt_tokens: int, max_tokens: int | None, *, param: str | None = None) -> int:
         """How many tokens an answer may have: ``max_tokens``, cut to the room that the prompt leaves.
@@ -240,6 +260,58 @@ class Engine:
 
         return ChatStream(partial(self._prepare, encode, checked))
 
+    async def embed(
+        self,
+        inputs: Input | Sequence[Input],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        truncate: int | None = None,
+    ) -> NDArray[np.float32]:
+        """Return a vector for each input, [inputs, size], also for a single one.
+
+        Args:
+            inputs: a text, token ids, or several of these. Ids are taken as they are.
+            dimensions: keep so many leading numbers, where the model is made for that.
+            normalize: scale to length 1; default: as the model's makers do.
+            prompt_name: which of the model's prompts goes before each text.
+            truncate: cut inputs to so many tokens; longer ones are else refused.
+
+        Raises InvalidRequestError, ContextLengthError, TaskNotOfferedError, and what entering a generation raises.
+        """
+        import numpy as np  # what only answers should not wait for it
+
+        params = vector_params(self.abilities, dimensions=dimensions, normalize=normalize)
+        prefix = prompt_text(self.abilities, prompt_name)
+        prompts = [await self.encode_input(each, prefix=prefix, truncate=truncate) for each in as_inputs(inputs)]
+        async with self.pool_all([pooled_request(self.new_request_id(), ids, params) for ids in prompts]) as pooled:
+            vectors = [await each.vector() for each in pooled]
+        return np.frombuffer(b"".join(vectors), "<f4").reshape(len(vectors), -1).astype(np.float32)
+
+    async def encode_input(
+        self,
+        value: Input,
+        *,
+        prefix: str = "",
+        add_special_tokens: bool = True,
+        truncate: int | None = None,
+        param: str = "input",
+    ) -> list[int]:
+        """Token ids of one input. Raises InvalidRequestError, ContextLengthError that names ``param``."""
+        if not isinstance(value, str):
+            ids = as_token_ids(value)[:truncate]
+            admission.check_input(self.capacity, len(ids), param=param)
+            return ids
+        text = prefix + value
+        ids, _ = await self.encoder.encode_input(
+            (text.lower() if self.abilities.lowercase else text,),
+            add_special_tokens=add_special_tokens,
+            max_tokens=truncate,
+            param=param,
+        )
+        return ids
+
     async def _prepare(self, encode: Callable[[], Any], options: dict[str, Any]) -> Generation:
         ids: list[int] = await encode()
         return self.generate(
@@ -269,6 +341,7 @@ async def run_engine(
     tokenizer: Tokenizer,
     config: EngineConfig,
     model_names: tuple[str, ...],
+    abilities: Abilities | None = None,
     join_timeout_s: float = 10.0,
     make_host: Callable[[], StepHost] = ThreadHost,
 ) -> AsyncGenerator[Engine]:
@@ -276,7 +349,8 @@ async def run_engine(
 
     On the way out every open generation is closed, the thread told to stop and joined. A thread that hangs is left
     behind after ``join_timeout_s``; one that is still loading is not waited for, it ends by itself when it has loaded.
-    ``make_host`` says where the step loop runs.
+    ``make_host`` says where the step loop runs, ``abilities`` what the model can be asked for; default: what any
+    decoder can.
 
     Raises:
         whatever ``executor_factory`` raised, unchanged.
@@ -307,6 +381,7 @@ async def run_engine(
             router=router,
             lifecycle=lifecycle,
             recorder=recorder,
+            abilities=abilities or Abilities(),
         )
     finally:
         lifecycle.close()

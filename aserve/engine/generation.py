@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
@@ -260,35 +260,58 @@ class Generation:
         recorder.num_cancelled_tokens += mailbox.num_events - num_complete
 
 
-class GenerationGroup:
+class Submittable(Protocol):
+    """What can be submitted with others as one unit: a generation, or a prompt that is to become a vector."""
+
+    def offer(self) -> tuple[GenerationRequest, Mailbox]:
+        """What is to be submitted, once."""
+        ...
+
+    def open(self) -> None:
+        """Begin, once it has been submitted."""
+        ...
+
+    def abandon(self) -> None:
+        """Take back what was submitted."""
+        ...
+
+    def leave(self) -> None:
+        """Unregister, and cancel what has not finished."""
+        ...
+
+
+S = TypeVar("S", bound=Submittable)
+
+
+class RequestGroup(Generic[S]):
     """Several requests, such as the prompts of one call, as one scope: all of them are admitted, or none."""
 
-    def __init__(self, generations: Sequence[Generation], client: EngineClient) -> None:
-        self._generations = tuple(generations)
+    def __init__(self, requests: Sequence[S], client: EngineClient) -> None:
+        self._requests = tuple(requests)
         self._client = client
 
-    async def __aenter__(self) -> tuple[Generation, ...]:
+    async def __aenter__(self) -> tuple[S, ...]:
         """Submit all, in order, as one unit. Raises as entering a single generation does."""
-        await submit_together(self._generations, self._client)
-        return self._generations
+        await submit_together(self._requests, self._client)
+        return self._requests
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for generation in self._generations:
-            generation.leave()
+        for request in self._requests:
+            request.leave()
 
 
-async def submit_together(generations: Sequence[Generation], client: EngineClient) -> None:
-    """Enter all of these new generations, or none of them."""
+async def submit_together(requests: Sequence[Submittable], client: EngineClient) -> None:
+    """Enter all of these new requests, or none of them."""
     await checkpoint_if_cancelled()  # before anything is registered: from here to the return nothing awaits
-    client.submit([generation.offer() for generation in generations])  # first, since it checks the requests
+    client.submit([request.offer() for request in requests])  # first, since it checks the requests
     try:
-        for generation in generations:
-            generation.open()
+        for request in requests:
+            request.open()
     except BaseException:
-        for generation in generations:
-            generation.abandon()
+        for request in requests:
+            request.abandon()
         raise
 
 

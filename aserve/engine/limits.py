@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.grammar import Grammar, GrammarKind
+from aserve.core.pooling import PoolingKind, PoolingParams
 from aserve.core.request import GenerationRequest, SamplingParams
 
 _MANY = 2**62  # with a prompt's length added still 64 bits
@@ -78,6 +79,10 @@ def check_request(request: GenerationRequest) -> None:
     check_bias(sampling.logit_bias)
     check_stop_strings(request.stop)
     check_grammar(sampling.grammar)
+    if request.pooling is not None:
+        check_pooling(request.pooling)
+        if request.n != 1:
+            _refuse("n", "1 where a vector is made", request.n)
 
 
 def check_number(name: str, value: Any, limits: Limits | None = None) -> None:
@@ -106,6 +111,16 @@ def check_grammar(value: Any) -> None:
     check_type("grammar", value, Grammar, "a Grammar")
     check_type("grammar", value.kind, GrammarKind, "of one of the kinds")
     check_type("grammar", value.source, str, "a text")
+
+
+def check_pooling(pooling: Any) -> None:
+    """Check every field; what the model can do is known to whoever made it."""
+    check_type("pooling", pooling, PoolingParams, "PoolingParams")
+    check_type("kind", pooling.kind, PoolingKind, "one of the kinds of pooling")
+    check_flag("normalize", pooling.normalize)
+    check_number("second_start", pooling.second_start, Limits(0, _MANY))
+    if pooling.dimensions is not None:
+        check_number("dimensions", pooling.dimensions, Limits(1, _MANY))
 
 
 def check_token_ids(name: str, values: Collection[Any]) -> None:

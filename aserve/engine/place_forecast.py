@@ -90,7 +90,7 @@ class PlaceForecast:
         ended = [mailbox for mailbox in self._courses if not mailbox.num_registered]
         for mailbox in ended:
             course = self._courses.pop(mailbox)
-            if mailbox.error is None and mailbox.num_events:
+            if mailbox.error is None and mailbox.num_events and course.max_tokens > 1:  # one is all of one
                 share = min(1.0, mailbox.num_events / (course.num_choices * course.max_tokens))
                 self._share = _smoothed(self._share, share)
 

@@ -43,6 +43,7 @@ def expand(request: GenerationRequest, first_arrival_index: int) -> tuple[Reques
             priority=request.priority,
             arrival_index=first_arrival_index + choice,
             cache_salt=request.cache_salt,
+            pooling=request.pooling,
         )
         for choice in range(request.n)
     )

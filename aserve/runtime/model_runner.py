@@ -6,7 +6,9 @@ queues the work, ``LaunchedStep.result`` reads it. Called by the executor, on th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from aserve.models.model import Model
 from aserve.planning.step_shapes import MAX_PREFILL_TOKENS, step_shapes
 from aserve.runtime.cuda_graphs import StaticBatch, StepGraphs, compute
 from aserve.runtime.forward_batch import BatchBuilder, PlanColumns
+from aserve.runtime.pooler import Pooled, Pooler
 from aserve.runtime.sampler import Sampled, SampledLogprobs, Sampler
 from aserve.runtime.transfer import to_device, to_host
 
@@ -32,17 +35,21 @@ class LaunchedStep:
     step_id: int
     sampled: Sampled | None
     done: torch.cuda.Event | None
+    pooled: Pooled | None = None
 
     def result(self) -> StepResult:
         """Wait for the step's own work, not for what was queued later, and read it."""
         if self.done is not None:
             self.done.synchronize()
-        if self.sampled is None:
-            return StepResult(self.step_id, ())
-        token_ids = tuple(self.sampled.token_ids.tolist())
-        if self.sampled.logprobs is None:
-            return StepResult(self.step_id, token_ids)
-        return StepResult(self.step_id, token_ids, _read_logprobs(token_ids, self.sampled.logprobs))
+        token_ids: tuple[int, ...] = ()
+        logprobs: dict[int, TokenLogprobs] = {}
+        if self.sampled is not None:
+            token_ids = tuple(self.sampled.token_ids.tolist())
+            if self.sampled.logprobs is not None:
+                logprobs = _read_logprobs(token_ids, self.sampled.logprobs)
+        if self.pooled is None:
+            return StepResult(self.step_id, token_ids, logprobs)
+        return self.pooled.between(StepResult(self.step_id, token_ids, logprobs))
 
 
 class ModelRunner:
@@ -60,6 +67,7 @@ class ModelRunner:
             device=self._device,
             sample=model.ctx.kernels.sample,
         )
+        self._pooler = Pooler(capacity.max_num_seqs, model.spec.hidden_size, self._device)
 
     @property
     def penalty_bytes(self) -> int:
@@ -72,16 +80,23 @@ class ModelRunner:
         columns = PlanColumns.of(plan)
         batch = self._batches.build(plan, columns)
         self._sampler.observe(plan, columns.slots)
-        sampled = None
-        if len(columns.sampling):
-            sampled = self._sample(batch, columns)
+        self._pooler.observe(plan)
+        sampled, pooled = None, None
+        if self._pooler.is_needed(columns):
+            hidden = self._model.forward(batch)
+            pooled = self._pooler.pool(hidden, columns)
+            columns = columns._replace(sampling=np.delete(columns.sampling, pooled.places))
+            if len(columns.sampling):
+                sampled = self._sample(partial(self._head, hidden), columns)
+        elif len(columns.sampling):
+            sampled = self._sample(partial(self._compute, batch), columns)
         else:
             self._compute(batch, torch.empty(0, dtype=torch.int64, device=self._device))
         done = None
         if self._device.type == "cuda":
             done = torch.cuda.Event()
             done.record()
-        return LaunchedStep(plan.step_id, sampled, done)
+        return LaunchedStep(plan.step_id, sampled, done, pooled)
 
     @torch.inference_mode()
     def capture_graphs(self, capacity: Capacity) -> None:
@@ -103,14 +118,17 @@ class ModelRunner:
         logits = None if self._graphs is None else self._graphs.run(batch, last_tokens)
         return compute(self._model, batch, last_tokens) if logits is None else logits
 
-    def _sample(self, batch: ForwardBatch, columns: PlanColumns) -> Sampled:
+    def _head(self, hidden: Tensor, last_tokens: Tensor | None) -> Tensor:
+        return self._model.compute_logits(hidden if last_tokens is None else hidden.index_select(0, last_tokens))
+
+    def _sample(self, compute: Callable[[Tensor | None], Tensor], columns: PlanColumns) -> Sampled:
+        """Sample the rows of ``columns.sampling``; ``compute`` returns logits of hidden states (None: of all)."""
         rows = columns.sampling
         slots = columns.slots[rows]
         ends = np.cumsum(columns.lengths)
         sent_slots, last_tokens = to_device((slots, ends[rows] - 1), self._device)
         # where every row is a decode, all hidden states go through the head
-        heads = last_tokens if len(rows) < len(batch.input_ids) else None
-        logits = self._compute(batch, heads)
+        logits = compute(last_tokens if len(rows) < ends[-1] else None)
         sampled = self._sampler.sample(logits, slots, (columns.starts + columns.lengths)[rows])
         self._batches.remember(sent_slots, sampled.token_ids)
         return _to_host(sampled)

@@ -69,8 +69,8 @@ class PrefixMatcher:
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """Find the longest cached prefix. The last known token is left to compute, since its logits are needed."""
-        limit = (len(sequence.token_ids) - 1) // self._block_size
+        """Find the longest cached prefix."""
+        limit = self._limit(sequence)
         match = PrefixMatch()
         runs: dict[int, list[int]] = {}
         length = limit
@@ -94,7 +94,7 @@ class PrefixMatcher:
 
     def num_cached(self, sequence: Sequence) -> int:
         """Blocks that ``match`` would find among those hashed so far; an estimate, kept while it seems to hold."""
-        limit = min(len(sequence.block_hashes), (len(sequence.token_ids) - 1) // self._block_size)
+        limit = min(len(sequence.block_hashes), self._limit(sequence))
         length = sequence.num_cached_blocks
         tag = self._groups[0][1]
         if (
@@ -150,6 +150,16 @@ class PrefixMatcher:
         found = [self._pool.lookup(prefix_hash + tag) for prefix_hash in sequence.block_hashes[first:length]]
         return [NO_BLOCK] * first + [NO_BLOCK if block_id is None else block_id for block_id in found]
 
+    def _limit(self, sequence: Sequence) -> int:
+        """Blocks that may be cached. The last known token is left to compute: its logits, or hidden state, are needed.
+
+        A vector that every token has a part in needs all of them.
+        """
+        pooling = sequence.request.pooling
+        if pooling is not None and pooling.needs_every_token:
+            return 0
+        return (len(sequence.token_ids) - 1) // self._block_size
+
     def _is_cached(self, sequence: Sequence, index: int, tag: bytes) -> bool:
         key = sequence.block_hashes[index] + tag
         return self._pool.lookup(key) is not None or key in self._host
@@ -159,7 +169,7 @@ class PrefixMatcher:
     def hash_ahead(self, sequence: Sequence, num_blocks: int) -> int:
         """Make up to ``num_blocks`` of the hashes that ``match`` would have to make. Returns what is left of them."""
         hashes = sequence.block_hashes
-        limit = (len(sequence.token_ids) - 1) // self._block_size
+        limit = self._limit(sequence)
         while num_blocks > 0 and not self.is_hashed(sequence):
             count = min(_PIECE, num_blocks, limit - len(hashes))
             extend_hashes(sequence, len(hashes) + count, self._block_size)
@@ -169,7 +179,7 @@ class PrefixMatcher:
     def is_hashed(self, sequence: Sequence) -> bool:
         """Whether ``match`` has no more hashes to make."""
         num_hashes = len(sequence.block_hashes)
-        if num_hashes >= (len(sequence.token_ids) - 1) // self._block_size:
+        if num_hashes >= self._limit(sequence):
             return True
         # a match ends at the first block that a group without a window lacks
         return bool(self._full and num_hashes) and not self._is_cached(sequence, num_hashes - 1, self._full[0][1])

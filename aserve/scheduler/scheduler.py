@@ -18,6 +18,7 @@ from aserve.core.request import FinishReason, Request, RequestId
 from aserve.core.step import (
     INVALID_TOKEN,
     PENDING,
+    POOLED,
     NewSequence,
     ScheduledSequence,
     StepPlan,
@@ -60,7 +61,7 @@ class Scheduler:
         prefix_cache: bool = True,
     ) -> None:
         self.capacity = capacity
-        self.kv = KVCacheManager(capacity, prefix_cache=prefix_cache)
+        self.kv = KVCacheManager(capacity, prefix_cache=prefix_cache and not capacity.whole_prompts)
         self._key_of = key_function(policy, aging_steps=aging_steps, max_batch_tokens=capacity.max_batch_tokens)
         self._context_cost = ContextCost(capacity)
         self._prefix_lookahead = prefix_lookahead
@@ -270,6 +271,8 @@ class Scheduler:
         # A place more per running sequence stays free: without it an admission to the brim is preempted at once.
         reserve = draft.num_promised_blocks + len(self._running) * self.capacity.num_groups
         room = self.kv.pool.num_free - reserve
+        if self.capacity.whole_prompts and len(sequence.token_ids) > draft.budget:
+            return False  # a step with all of its budget takes any
         if self._running and not self.kv.prefixes.may_fit(sequence, room):
             return False
         matched = self.kv.match_prefix(sequence)
@@ -327,7 +330,7 @@ class Scheduler:
         if announced == 0:
             request = sequence.request
             prior = tuple(sequence.token_ids[:start])
-            new = NewSequence(request.sampling, len(request.prompt_token_ids), prior)
+            new = NewSequence(request.sampling, len(request.prompt_token_ids), prior, request.pooling)
         first = announced // self.capacity.block_size
         sequence.num_announced = sequence.num_covered
         return new, tuple([tuple(table[first:]) for table in sequence.block_tables])
@@ -337,8 +340,11 @@ class Scheduler:
     def _take_token(self, sequence: Sequence, result: StepResult, index: int) -> TokenEvent:
         token_id = result.sampled[index]
         sequence.num_pending -= 1
+        vector = None
         if token_id == INVALID_TOKEN:
             finish_reason = FinishReason.ERROR
+        elif token_id == POOLED:
+            finish_reason, vector = FinishReason.STOP, result.vectors[index]
         else:
             sequence.token_ids.append(token_id)
             finish_reason = sequence.finish_reason_after(token_id)
@@ -346,7 +352,9 @@ class Scheduler:
             sequence.finish_reason = finish_reason
             self._retire(sequence)
         logprobs = result.logprobs.get(index) if result.logprobs else None
-        return TokenEvent(sequence.request.request_id, token_id, logprobs, finish_reason, sequence.num_cached_tokens)
+        return TokenEvent(
+            sequence.request.request_id, token_id, logprobs, finish_reason, sequence.num_cached_tokens, vector
+        )
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 

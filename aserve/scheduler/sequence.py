@@ -69,7 +69,7 @@ class Sequence:
     def __init__(self, request: Request, key: PolicyKey) -> None:
         self.request = request
         self.key = key
-        self.max_length = request.max_length
+        self.max_length = request.max_length + (request.pooling is not None)  # its vector takes a token's place
         self.stop_token_ids = frozenset(request.sampling.stop_token_ids)
         self.token_ids = list(request.prompt_token_ids)
         self.num_pending = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aserve.core.config import ServerConfig
 from aserve.core.errors import ModelNotFoundError
@@ -13,6 +13,9 @@ from aserve.server.metrics import CONTENT_TYPE, render
 from aserve.server.openapi import document
 from aserve.server.reply import Reply, json_reply
 from aserve.server.request_counts import RequestCounts
+
+if TYPE_CHECKING:
+    from aserve.engine.engine import Engine
 
 
 class Admin:
@@ -28,7 +31,7 @@ class Admin:
     def models(self) -> Reply:
         """The served names. Raises EngineLoadingError."""
         engine = self._slot.get()
-        entries = [self._model(name, engine.capacity.max_model_len) for name in engine.model_names]
+        entries = [self._model(name, engine) for name in engine.model_names]
         return json_reply(200, {"object": "list", "data": entries})
 
     def model(self, model_id: str) -> Reply:
@@ -36,7 +39,7 @@ class Admin:
         engine = self._slot.get()
         if model_id not in engine.model_names:
             raise ModelNotFoundError(f"the model '{model_id[:100]}' is not served here", param="model")
-        return json_reply(200, self._model(model_id, engine.capacity.max_model_len))
+        return json_reply(200, self._model(model_id, engine))
 
     def health(self) -> Reply:
         """Liveness: red while loading, when the step loop has failed or hangs, and when the engine was closed."""
@@ -72,7 +75,7 @@ class Admin:
             self._document = names, document(_version(), names)
         return Reply(200, self._document[1], [(b"content-type", b"application/json")])
 
-    def _model(self, name: str, max_model_len: int) -> dict[str, Any]:
+    def _model(self, name: str, engine: Engine) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
@@ -80,7 +83,8 @@ class Admin:
             "owned_by": "aserve",
             "root": name,
             "parent": None,
-            "max_model_len": max_model_len,
+            "max_model_len": engine.capacity.max_model_len,
+            "tasks": engine.abilities.tasks,
         }
 
 

@@ -23,12 +23,15 @@ from aserve.server.completion_schema import read_completion_request
 from aserve.server.cors import Cors
 from aserve.server.engine_slot import EngineSlot
 from aserve.server.hosts import AllowedHosts
+from aserve.server.ingress import Ingress
 from aserve.server.prepare import prepare_chat, prepare_completion
 from aserve.server.record import RequestRecord
 from aserve.server.reply import Reply, answer, error_reply
 from aserve.server.request_counts import OTHER_ROUTE, RequestCounts
+from aserve.server.running import RunningRequests
 from aserve.server.small_routes import MODEL_PREFIX, SMALL_ROUTES, SmallRoutes
 from aserve.server.streaming import GenerationRoute
+from aserve.server.whole_routes import ABORT, WHOLE_ROUTES, abort_route
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
@@ -37,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """Answered without a key: what asks for them is often a load balancer that has none."""
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 Route = Callable[[RequestHead, Receive, Send, Caller], Awaitable[None]]
 
@@ -60,13 +65,24 @@ class App:
         self._hosts = AllowedHosts(server, owns_listener=owns_listener)
         self._cors = Cors(server.cors_origin)
         self._small = SmallRoutes(Admin(slot, server, self.counts))
-        chat = GenerationRoute(
-            "/v1/chat/completions", slot, server, self.counts, read=read_chat_request, prepare=prepare_chat
-        )
-        completions = GenerationRoute(
-            "/v1/completions", slot, server, self.counts, read=read_completion_request, prepare=prepare_completion
-        )
-        self._generating: dict[str, Route] = {"/v1/chat/completions": chat, "/v1/completions": completions}
+        running = RunningRequests()
+
+        def way_in(path: str, *, is_work: bool = True) -> Ingress:
+            return Ingress(path, slot, server, self.counts, running, is_work=is_work)
+
+        self._generating: dict[str, Route] = {
+            CHAT: GenerationRoute(way_in(CHAT), server, read=read_chat_request, prepare=prepare_chat),
+            COMPLETIONS: GenerationRoute(
+                way_in(COMPLETIONS), server, read=read_completion_request, prepare=prepare_completion
+            ),
+            **{path: route(way_in(path)) for path, route in WHOLE_ROUTES.items()},
+            ABORT: abort_route(way_in(ABORT, is_work=False), running),
+        }
+
+    @property
+    def post_routes(self) -> tuple[str, ...]:
+        """The paths that take POST."""
+        return tuple(self._generating)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

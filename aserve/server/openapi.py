@@ -14,18 +14,21 @@ from pydantic import BaseModel
 from aserve.server.chat_schema import ChatRequest
 from aserve.server.completion_schema import MAX_SEQUENCES, CompletionRequest
 from aserve.server.offered import NOT_OFFERED, WITHOUT_EFFECT
+from aserve.server.pooling_schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from aserve.server.text_schema import AbortRequest, DetokenizeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
 
-_GENERATION_STATUSES = (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503, 504)
+_GENERATION_STATUSES = (400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 500, 503, 504)
 _SMALL_STATUSES = (401, 403, 503)
 _MEANINGS = {
     400: "The request is malformed, or asks for what this server does not have.",
     401: "No API key, or a wrong one.",
     403: "The Host header names no host of this server.",
-    404: "There is no such model.",
+    404: "There is no such model, or no such request.",
     405: "The route takes other methods.",
     408: "The request did not arrive in time.",
+    409: "The request was ended by another one, through its id.",
     413: "The request is too large.",
     415: "The request is not JSON.",
     429: "The API key has as many requests in progress as it may have.",
@@ -67,13 +70,18 @@ def document(version: str, models: tuple[str, ...] = ()) -> bytes:
         },
         "/v1/completions": {"post": _generation("Continue texts", CompletionRequest, "text_completion", components)},
     }
+    paths |= {path: {"post": _whole(*route, components)} for path, route in _WHOLE.items()}
     paths |= {path: {"get": _small(*answer)} for path, answer in _SMALL.items()}
     paths |= {path: {"get": _probe(summary)} for path, summary in _PROBES.items()}
     if models:
         names: Schema = {"type": "string", "enum": list(models)}
         paths["/v1/models/{model}"]["get"]["parameters"][0]["schema"] = names
-        for request in (ChatRequest, CompletionRequest):
-            components[request.__name__]["properties"]["model"] = names
+        for request in (ChatRequest, CompletionRequest, *(model for _, model, _ in _WHOLE.values())):
+            if "model" in request.model_fields:
+                optional = not request.model_fields["model"].is_required()
+                components[request.__name__]["properties"]["model"] = (
+                    {"anyOf": [names, {"type": "null"}]} if optional else names
+                )
     return json.dumps(
         {
             "openapi": "3.1.0",
@@ -89,16 +97,32 @@ def document(version: str, models: tuple[str, ...] = ()) -> bytes:
 
 
 def _generation(summary: str, model: type[BaseModel], answer: str, components: dict[str, Schema]) -> Schema:
-    name = model.__name__
-    schema = model.model_json_schema(mode="validation", ref_template="#/components/schemas/{model}")
-    components.update(schema.pop("$defs", {}))
-    components[name] = _with_other_fields(schema, model)
+    schema = _own_schema(model, components)
+    components[model.__name__] = _with_other_fields(schema, model)
     whole = {
         "type": "object",
         "required": ["id", "object", "created", "model", "choices", "usage"],
         "properties": {"object": {"const": answer}, "choices": {"type": "array"}, "usage": {"type": "object"}},
     }
     content = {"application/json": {"schema": whole}, "text/event-stream": {"schema": {"type": "string"}}}
+    return _post(summary, model, content, _GENERATION_STATUSES)
+
+
+def _whole(summary: str, model: type[BaseModel], keys: tuple[str, ...], components: dict[str, Schema]) -> Schema:
+    """A POST route that is answered in one piece, by an object with these keys."""
+    components[model.__name__] = _own_schema(model, components)
+    content = {"application/json": {"schema": {"type": "object", "required": list(keys)}}}
+    return _post(summary, model, content, _GENERATION_STATUSES)
+
+
+def _own_schema(model: type[BaseModel], components: dict[str, Schema]) -> Schema:
+    schema = model.model_json_schema(mode="validation", ref_template="#/components/schemas/{model}")
+    components.update(schema.pop("$defs", {}))
+    return schema
+
+
+def _post(summary: str, model: type[BaseModel], content: Schema, statuses: tuple[int, ...]) -> Schema:
+    name = model.__name__
     return {
         "summary": summary,
         "parameters": [
@@ -108,7 +132,7 @@ def _generation(summary: str, model: type[BaseModel], answer: str, components: d
             "required": True,
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}},
         },
-        "responses": {"200": {"description": summary, "content": content}, **_errors(_GENERATION_STATUSES)},
+        "responses": {"200": {"description": summary, "content": content}, **_errors(statuses)},
     }
 
 
@@ -150,6 +174,14 @@ def _errors(statuses: tuple[int, ...]) -> Schema:
     return {str(status): {"description": _MEANINGS[status], "content": content} for status in sorted(statuses)}
 
 
+_WHOLE: dict[str, tuple[str, type[BaseModel], tuple[str, ...]]] = {
+    "/v1/embeddings": ("Vectors of texts", EmbeddingRequest, ("object", "data", "model", "usage")),
+    "/v1/score": ("How well pairs of texts go together", ScoreRequest, ("id", "object", "data", "model", "usage")),
+    "/v1/rerank": ("Documents by how well they go with a query", RerankRequest, ("id", "model", "results", "usage")),
+    "/tokenize": ("Token ids of a text or a conversation", TokenizeRequest, ("count", "max_model_len", "tokens")),
+    "/detokenize": ("The text of token ids", DetokenizeRequest, ("prompt",)),
+    "/abort": ("End a request that is in progress", AbortRequest, ("request_id", "aborted")),
+}
 _OBJECT: Schema = {"type": "object"}
 _HEALTH: Schema = {
     "type": "object",

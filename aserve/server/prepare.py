@@ -101,9 +101,15 @@ async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
 
 
 def check_model(engine: Engine, request: SamplingFields) -> None:
-    """Raise ModelNotFoundError unless the requested model is served here."""
-    if request.model not in engine.model_names:
-        shown = request.model if len(request.model) <= 100 else request.model[:100] + "…"
+    """Raise ModelNotFoundError unless the requested model is served here, TaskNotOfferedError if it has no answers."""
+    check_name(engine, request.model)
+    engine.require("generate")
+
+
+def check_name(engine: Engine, name: str) -> None:
+    """Raise ModelNotFoundError unless a model of this name is served here."""
+    if name not in engine.model_names:
+        shown = name if len(name) <= 100 else name[:100] + "…"
         served = ", ".join(engine.model_names)
         raise ModelNotFoundError(f"the model '{shown}' is not served here; served: {served}", param="model")
 

@@ -30,6 +30,7 @@ class RequestRecord:
         self._done = False
         self.started_s = anyio.current_time()
         self.usage: Usage | None = None
+        self.answer_id: str | None = None
 
     @property
     def request_id(self) -> str:

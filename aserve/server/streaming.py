@@ -7,37 +7,29 @@ the last bytes are sent.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-import anyio
-
 from aserve.core.config import ServerConfig
-from aserve.core.errors import AserveError, GenerationClosedError
 from aserve.core.request import TextDelta
 from aserve.server.asgi import Receive, RequestHead, Send
 from aserve.server.auth import Caller
-from aserve.server.body import RequestBody, check_content_type
-from aserve.server.deadlines import NEVER, Deadlines, TimeLimits
+from aserve.server.deadlines import NEVER, TimeLimits
 from aserve.server.deltas import DeltaSource, source_of
-from aserve.server.engine_slot import EngineSlot
+from aserve.server.ingress import Ingress, Sender
 from aserve.server.json_body import parse_with
 from aserve.server.prepare import Job
 from aserve.server.record import RequestRecord
-from aserve.server.reply import Reply, answer, drain_time, error_reply, internal_error
-from aserve.server.request_counts import RequestCounts
+from aserve.server.reply import Reply
 from aserve.server.request_scope import RequestScope
-from aserve.server.sse import ChatFrames, CompletionFrames, error_event
+from aserve.server.sse import ChatFrames, CompletionFrames
 from aserve.server.usage import Usage
 from aserve.server.whole import WholeAnswer
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
-
-logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 _JSON = (b"content-type", b"application/json")
@@ -48,54 +40,24 @@ class GenerationRoute(Generic[R]):
 
     def __init__(
         self,
-        path: str,
-        slot: EngineSlot,
+        ingress: Ingress,
         server: ServerConfig,
-        counts: RequestCounts,
         *,
         read: Callable[[bytes], R],
         prepare: Callable[[Engine, R], Awaitable[Job]],
     ) -> None:
-        self._path = path
-        self._slot = slot
+        self._ingress = ingress
         self._server = server
-        self._counts = counts
         self._read = read
         self._prepare = prepare
 
     async def __call__(self, head: RequestHead, receive: Receive, send: Send, caller: Caller) -> None:
         """Answer one POST request."""
-        with self._counts.active():
-            await self._answer(head, receive, send, caller)
+        await self._ingress.run(head, receive, send, caller, self._sender)
 
-    async def _answer(self, head: RequestHead, receive: Receive, send: Send, caller: Caller) -> None:
-        record = RequestRecord(head, self._path, self._counts)
-        body = RequestBody(head, receive, max_bytes=self._server.max_body_bytes, timeout_s=self._server.read_timeout_s)
-        try:
-            engine = self._slot.get_serving()
-            check_content_type(head)
-            limits = TimeLimits.of(self._server, head)
-            raw = await _read(body, limits, record.started_s)
-            caller.refuse_if_busy()  # after the body, so that the connection stays in step
-        except AserveError as error:
-            record.close_with(error)
-            rest = not body.complete and not isinstance(error, GenerationClosedError)
-            await answer(head, error_reply(error), receive, send, body_complete=not rest, drain_s=drain_time(error))
-        else:
-            scope = RequestScope(
-                head,
-                receive,
-                send,
-                deadlines=Deadlines(limits, record.started_s, retry_after_s=engine.retry_after_s),
-                stall_s=self._server.stall_timeout_s,
-                keepalive_s=self._server.sse_keepalive_s,
-            )
-            exchange = _Exchange(engine, partial(self._job, engine, raw), record, headers_wait_s=self._wait_s(limits))
-            del raw  # large ones must not stay as long as the answer takes
-            with caller.request():
-                await scope.run(exchange.serve)
-        finally:
-            record.close(499, "abandoned")
+    def _sender(self, engine: Engine, raw: bytes, record: RequestRecord, limits: TimeLimits) -> Sender:
+        make_job = partial(self._job, engine, raw)
+        return _Exchange(engine, make_job, record, headers_wait_s=self._wait_s(limits)).serve
 
     async def _job(self, engine: Engine, raw: bytes) -> Job:
         """Raises AserveError for whatever is wrong with the request."""
@@ -126,17 +88,12 @@ class _Exchange:
         self._headers_wait_s = headers_wait_s
 
     async def serve(self, scope: RequestScope) -> None:
-        try:
-            with scope.interruptible():
-                job = await self._make_job()
-            del self._make_job  # and with it the request's body
-            usage = self._record.usage = Usage(job.num_prompt_tokens, job.num_choices)
-            await (self._stream if job.stream else self._whole)(scope, job, usage)
-        except AserveError as error:
-            await self._fail(scope, error)
-        except Exception:
-            logger.exception("a request failed: %s", self._record.request_id)
-            await self._fail(scope, internal_error())
+        with scope.interruptible():
+            job = await self._make_job()
+        del self._make_job  # and with it the request's body
+        self._record.answer_id = job.id
+        usage = self._record.usage = Usage(job.num_prompt_tokens, job.num_choices)
+        await (self._stream if job.stream else self._whole)(scope, job, usage)
 
     async def _stream(self, scope: RequestScope, job: Job, usage: Usage) -> None:
         kind = ChatFrames if job.chat else CompletionFrames
@@ -182,25 +139,6 @@ class _Exchange:
                 scope.attach(generation)
                 usage.attach(generation)
             yield source_of(generations, job.num_choices, scope)
-
-    async def _fail(self, scope: RequestScope, error: AserveError) -> None:
-        """Answer with the error in the form that is still possible. A client that is gone gets a formal one."""
-        self._record.close_with(error)
-        out = scope.out
-        try:
-            if not out.started:
-                await out.reply(error_reply(error))
-            elif out.stream and not out.finished and not scope.gone:
-                await out.write(error_event(error), last=True)
-        except GenerationClosedError:
-            logger.debug("a client left before it could be told of %s", error.code)
-
-
-async def _read(body: RequestBody, limits: TimeLimits, started_s: float) -> bytes:
-    """The body, within the whole time of its request. Raises what ``RequestBody.read`` does, DeadlineExceededError."""
-    with anyio.CancelScope(deadline=started_s + limits.total_s):
-        return await body.read()
-    raise limits.exceeded()
 
 
 async def _next(source: DeltaSource) -> list[TextDelta]:

@@ -7,7 +7,8 @@ called from any thread, and the engine calls the slow ones (``encode``, ``encode
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -105,6 +106,45 @@ class Tokenizer:
         text = self.chat_template.render(messages, hiding, **template_options)
         return self._encode(text, False, "messages", hiding)
 
+    def encode_input(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        param: str = "input",
+    ) -> tuple[list[int], int]:
+        """Return the ids of a text or a pair of texts, and at which the second one begins (0: nothing tells).
+
+        Equal to transformers' ``tokenizer(text, pair, truncation=True, max_length=max_tokens)``: what is too long loses
+        its end, the longer of two texts first, and special tokens stay.
+
+        Raises:
+            InvalidRequestError: as ``encode``; or ``max_tokens`` leaves no room for anything but special tokens.
+        """
+        with _refusing(param):
+            if max_tokens is None:
+                whole = tuple(texts) if len(texts) > 1 else texts[0]
+                encoding = self._rust.encode_batch([whole], add_special_tokens=add_special_tokens)[0]
+            else:
+                encoding = self._cut(texts, add_special_tokens, max_tokens)
+        ids = cast(list[int], encoding.ids)
+        self._check_known(ids, param)
+        types = cast(list[int], encoding.type_ids)
+        return ids, types.index(1) if len(texts) > 1 and 1 in types else 0
+
+    def _cut(self, texts: Sequence[str], special: bool, max_tokens: int) -> Any:
+        parts = self._rust.encode_batch(list(texts), add_special_tokens=False)
+        room = max_tokens - (self._rust.num_special_tokens_to_add(len(parts) > 1) if special else 0)
+        if room < len(parts):
+            raise InvalidRequestError(
+                f"'truncate_prompt_tokens' {max_tokens} leaves no room beside special tokens",
+                param="truncate_prompt_tokens",
+            )
+        for part, length in zip(parts, cut_lengths([len(part.ids) for part in parts], room), strict=True):
+            part.truncate(length)
+        return self._rust.post_process(*parts, add_special_tokens=special)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ids; equal to pushing them through a detokenizer."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
@@ -128,25 +168,47 @@ class Tokenizer:
 
     def _encode(self, text: str, special: bool, param: str, hiding: Hiding | None = None) -> list[int]:
         """Encode, with the special tokens that the tokenizer adds or without; ``hiding`` holds what is not in text."""
-        try:
-            ids: list[int] = []
+        ids: list[int] = []
+        with _refusing(param):
             if hiding is None or not hiding.found:
                 # the plain encode() keeps the GIL: half a second for a text of 500,000 characters
                 ids = cast(list[int], self._rust.encode_batch([text], add_special_tokens=special)[0].ids)
             if hiding is not None and (hiding.found or self._control.assembled(text, ids)):
                 ids = self._control.encode(text, hiding, param)
-        except InvalidRequestError:
-            raise
-        except TypeError as error:  # the text has no UTF-8 form
-            raise InvalidRequestError(
-                f"{param} holds half of a surrogate pair, which is no character", param=param
-            ) from error
-        except Exception as error:  # the crate raises bare ones, for example without a token for unknown text
-            raise InvalidRequestError(f"{param} cannot be tokenized: {error}", param=param) from error
+        self._check_known(ids, param)
+        return ids
+
+    def _check_known(self, ids: list[int], param: str) -> None:
         if self._may_exceed and ids and max(ids) >= self.vocab_size:
             token = self._rust.id_to_token(max(ids))
             raise InvalidRequestError(f"{param} holds the token {token!r}, which the model does not have", param=param)
-        return ids
+
+
+def cut_lengths(lengths: Sequence[int], room: int) -> list[int]:
+    """How much of one or two texts is kept in ``room`` tokens: the longer one is cut until both are equally long."""
+    if len(lengths) == 1 or sum(lengths) <= room:
+        return [min(length, room) for length in lengths]
+    first, second = lengths
+    if first <= room // 2:
+        return [first, room - first]
+    if second <= room // 2:
+        return [room - second, second]
+    return [room // 2, room - room // 2]
+
+
+@contextmanager
+def _refusing(param: str) -> Generator[None]:
+    """What the Rust tokenizer raises, as InvalidRequestError."""
+    try:
+        yield
+    except InvalidRequestError:
+        raise
+    except TypeError as error:  # the text has no UTF-8 form
+        raise InvalidRequestError(
+            f"{param} holds half of a surrogate pair, which is no character", param=param
+        ) from error
+    except Exception as error:  # the crate raises bare ones, for example without a token for unknown text
+        raise InvalidRequestError(f"{param} cannot be tokenized: {error}", param=param) from error
 
 
 def _read_template(source: str) -> str:

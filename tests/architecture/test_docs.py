@@ -9,7 +9,10 @@ from aserve.cli.docs import REFERENCE, pages
 from aserve.server.chat_schema import ChatRequest
 from aserve.server.completion_schema import CompletionRequest
 from aserve.server.offered import NOT_OFFERED, WITHOUT_EFFECT
+from aserve.server.pooling_schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from aserve.server.small_routes import SMALL_ROUTES
+from aserve.server.text_schema import AbortRequest, DetokenizeRequest, TokenizeRequest
+from aserve.server.whole_routes import ABORT, WHOLE_ROUTES
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```", re.DOTALL)
@@ -61,7 +64,11 @@ def test_generated_pages_are_up_to_date(root, name):
 
 def test_every_request_field_and_route_is_documented(root):
     text = (root / REFERENCE / "http-api.md").read_text(encoding="utf-8")
-    names = {*ChatRequest.model_fields, *CompletionRequest.model_fields, *NOT_OFFERED, *WITHOUT_EFFECT, *SMALL_ROUTES}
+    models = (ChatRequest, CompletionRequest, EmbeddingRequest, ScoreRequest, RerankRequest)
+    models += (TokenizeRequest, DetokenizeRequest, AbortRequest)
+    names = {name for model in models for name in model.model_fields}
+    names |= {*NOT_OFFERED, *WITHOUT_EFFECT, *SMALL_ROUTES}
+    assert not sorted(route for route in (*WHOLE_ROUTES, ABORT) if f"`POST {route}`" not in text)
     assert not sorted(name for name in names if f"`{name}`" not in text)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from aserve.core.pooling import Abilities
 from aserve.engine.engine import run_engine
 from aserve.server.app import App
 from aserve.server.engine_slot import EngineSlot
@@ -24,6 +25,7 @@ from aserve.testing import FakeExecutor, write_byte_tokenizer
 from aserve.text.tokenizer import Tokenizer
 
 CAPACITY = Capacity(num_blocks=256, block_size=4, max_num_seqs=8, max_batch_tokens=64, max_model_len=512)
+VECTORS_OF_8 = Abilities(size=8)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -258,13 +260,19 @@ def serving(tokenizer):
     """
 
     @asynccontextmanager
-    async def open_client(*, server=None, max_queue=100, tokenizer=tokenizer, gate=None, **options):
+    async def open_client(
+        *, server=None, max_queue=100, tokenizer=tokenizer, gate=None, abilities=VECTORS_OF_8, **options
+    ):
         fake = {k: options.pop(k) for k in ("next_token", "fail_at_step", "step_s") if k in options}
         config = EngineConfig(model=ModelConfig(model="fake"), scheduler=SchedulerConfig(max_queue=max_queue))
         kind = FakeExecutor if gate is None else partial(GatedExecutor, gate=gate)
         factory = partial(kind, replace(CAPACITY, **options), **fake)
         async with run_engine(
-            executor_factory=factory, tokenizer=tokenizer, config=config, model_names=("M", "org/M2")
+            executor_factory=factory,
+            tokenizer=tokenizer,
+            config=config,
+            model_names=("M", "org/M2"),
+            abilities=abilities,
         ) as engine:
             try:
                 yield Client(App(EngineSlot(engine), ServerConfig(**(server or {}))))

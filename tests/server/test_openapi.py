@@ -29,7 +29,7 @@ async def document(client):
 async def test_every_route_is_in_it(serving, idle_client):
     async with serving() as client:
         paths = (await document(client))["paths"]
-        assert set(paths) == {CHAT, COMPLETIONS, "/v1/models/{model}", *SMALL_ROUTES}
+        assert set(paths) == {*client.app.post_routes, "/v1/models/{model}", *SMALL_ROUTES}
     loading = await document(idle_client())
     assert "enum" not in loading["components"]["schemas"]["ChatRequest"]["properties"]["model"]
 
@@ -100,7 +100,8 @@ def test_generated_requests_meet_no_fault(tmp_path: Path) -> None:
     with FakeServer(tmp_path / "log", **options) as server:
         url = f"http://127.0.0.1:{server.port}"
         described = httpx.get(f"{url}/openapi.json", trust_env=False).json()
-        for path in (CHAT, COMPLETIONS):  # a time limit of a microsecond is rightly answered with 504
+        # a time limit of a microsecond is rightly answered with 504
+        for path in [path for path in described["paths"] if "post" in described["paths"][path]]:
             operation = described["paths"][path]["post"]
             operation["parameters"] = [p for p in operation["parameters"] if not p["name"].endswith("-Timeout")]
         file = tmp_path / "openapi.json"
