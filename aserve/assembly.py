@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 from anyio.to_thread import run_sync
 
-from aserve.core.abilities import read_abilities
+from aserve.core.abilities import is_encoder, read_abilities
 from aserve.core.config import EngineConfig
 from aserve.core.model_spec import check_architecture
 from aserve.core.step import StepExecutor
@@ -98,7 +98,12 @@ def _announced(model: str, progress: Progress | None) -> Progress:
 
 
 def _build_executor(config: EngineConfig, folder: Path, progress: Progress | None, cache: Path) -> StepExecutor:
-    from aserve.runtime.executor import build_executor  # brings torch: 1.6 s on two cores
+    # these bring torch: 1.6 s on two cores
+    if is_encoder(folder):
+        from aserve.runtime.build_encoder import build_encoder
+
+        return build_encoder(config, folder, progress=progress, cache_dir=cache)
+    from aserve.runtime.executor import build_executor
 
     return build_executor(config, folder, progress=progress, cache_dir=cache)
 

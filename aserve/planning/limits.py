@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aserve.core.config import EngineConfig
+from aserve.core.encoder_spec import EncoderSpec
 from aserve.core.errors import ConfigError
 from aserve.core.model_spec import ModelSpec
 
@@ -22,7 +23,7 @@ class Limits:
     max_model_len: int
 
     @classmethod
-    def of(cls, config: EngineConfig, spec: ModelSpec, *, on_gpu: bool) -> Limits:
+    def of(cls, config: EngineConfig, spec: ModelSpec | EncoderSpec, *, on_gpu: bool) -> Limits:
         """Fill in the defaults. Raises ConfigError when ``max_model_len`` is more than the model's context."""
         scheduler = config.scheduler
         max_model_len = config.model.max_model_len or spec.max_positions

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -38,17 +39,23 @@ _log = logging.getLogger(__name__)
 _SLOT_BYTES = 512  # of sampling parameters and bookkeeping, block table aside
 
 
+class Runner(Protocol):
+    """What computes steps: of a decoder, or of an encoder."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Queue a step. On the CPU this computes it."""
+        ...
+
+
 class LocalExecutor:
     """Runs plans in order. On CUDA a step is queued at ``submit``; on the CPU it is computed in ``wait``.
 
     So on the CPU, too, two steps may be submitted, and the tokens of the first never wait for the second.
     """
 
-    def __init__(
-        self, runner: ModelRunner, capacity: Capacity, *, lazy: bool, host_tier: HostTier | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, capacity: Capacity, *, lazy: bool, host_tier: HostTier | None = None) -> None:
         """``host_tier`` has ``capacity.num_host_blocks`` blocks; None if there are none."""
-        self._runner: ModelRunner | None = runner
+        self._runner: Runner | None = runner
         self._host_tier = host_tier
         self._capacity = capacity
         self._lazy = lazy

@@ -23,11 +23,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from aserve.core.encoder_spec import EncoderSpec
 from aserve.core.errors import ModelLoadError
 from aserve.core.model_spec import ModelSpec
 from aserve.distributed.group import SoloGroup, TPGroup
 from aserve.layers.context import LayerContext
 from aserve.layers.weights import WeightTarget
+from aserve.models.bert import Bert
 from aserve.models.model import Model
 from aserve.models.registry import model_class
 from aserve.quantization.registry import load_scheme
@@ -87,6 +89,37 @@ def load_model(
     return model
 
 
+def load_encoder(
+    folder: Path,
+    *,
+    spec: EncoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+    progress: Progress | None = None,
+) -> Bert:
+    """Return the encoder of a Hugging Face folder, as ``load_model`` does a decoder. Raises ModelLoadError."""
+    entries = _rename(_read_headers(folder), Bert.PREFIXES)
+    entries = {_modern(name): entry for name, entry in entries.items()}
+    ctx = LayerContext(kernels=kernels, group=SoloGroup(), quant=load_scheme(None), dtype=dtype, device=device)
+    model = Bert(spec, ctx)
+    targets = model.weight_targets()
+    _check(targets, entries, model.ignored)
+    _copy_weights(targets, entries, progress)
+    return model
+
+
+def _modern(name: str) -> str:
+    """BERT's first checkpoints call a norm's weight and bias gamma and beta."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def stored_dtype(folder: Path) -> str | None:
+    """The name of the dtype that most of a folder's weights are stored in. Raises ModelLoadError."""
+    dtypes = Counter(entry.dtype for entry in _read_headers(folder).values())
+    return _STORED_DTYPES.get(max(dtypes, key=dtypes.__getitem__, default=""))
+
+
 def read_spec(folder: Path) -> ModelSpec:
     """Return the spec of a model folder; a dtype that the config does not name is that of the stored weights.
 
@@ -95,8 +128,7 @@ def read_spec(folder: Path) -> ModelSpec:
     spec = ModelSpec.from_folder(folder)
     if spec.dtype is not None:
         return spec
-    dtypes = Counter(entry.dtype for entry in _read_headers(folder).values())
-    return replace(spec, dtype=_STORED_DTYPES.get(max(dtypes, key=dtypes.__getitem__, default="")))
+    return replace(spec, dtype=stored_dtype(folder))
 
 
 def _read_headers(folder: Path) -> dict[str, _Entry]:

@@ -70,6 +70,10 @@ class Pooler:
                 self._params[row.slot] = row.new.pooling
                 self._is_pooling[row.slot] = row.new.pooling is not None
 
+    def second_starts(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the second text of each slot's pair begins; 0 where there is none."""
+        return np.array([self._known(slot).second_start for slot in slots.tolist()], np.int64)
+
     def is_needed(self, columns: PlanColumns) -> bool:
         """Whether a row of the step belongs to a prompt that is pooled."""
         return bool(self._is_pooling[columns.slots].any())
