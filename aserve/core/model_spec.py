@@ -143,6 +143,7 @@ class ModelSpec:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Read a parsed ``config.json``. Raises ModelLoadError that names the field at fault."""
+        config = _with_head(config)
         architecture = _architecture(config)
         family = _FAMILIES[architecture]
         reader = _open(config, architecture, family)
@@ -197,6 +198,16 @@ def check_architecture(name: str) -> None:
     """Raise ModelLoadError, listing the known ones, unless the architecture is supported."""
     if name not in _FAMILIES:
         raise ModelLoadError(f"architecture {name} is not supported; known: {', '.join(_FAMILIES)}")
+
+
+def _with_head(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A decoder without a head, as models for vectors are saved, has the same layers; its embedding stands for one."""
+    match config.get("architectures"):
+        case [str(name)] if name.endswith("Model") and f"{name.removesuffix('Model')}ForCausalLM" in _FAMILIES:
+            whole = f"{name.removesuffix('Model')}ForCausalLM"
+            return {**config, "architectures": [whole], "tie_word_embeddings": True}
+        case _:
+            return config
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ def load_model(
     spec = spec or ModelSpec.from_folder(folder)
     scheme = load_scheme(spec.quant_method)
     factory = model_class(spec.architecture)
-    entries = _rename(_read_headers(folder), factory.PREFIXES)
+    spec, entries = _complete(spec, _rename(_read_headers(folder), factory.PREFIXES))
     spec, entries = _settle_tied_head(spec, entries)
     ctx = LayerContext(
         kernels=kernels,
@@ -199,6 +199,13 @@ def _rename(entries: dict[str, _Entry], prefixes: Mapping[str, str]) -> dict[str
             raise ModelLoadError(f"tensors {renamed[name].name} and {stored} stand for the same weight")
         renamed[name] = entry
     return renamed
+
+
+def _complete(spec: ModelSpec, entries: dict[str, _Entry]) -> tuple[ModelSpec, dict[str, _Entry]]:
+    """What was saved without a head, as models for vectors are, under the names that it has in a whole model."""
+    if "embed_tokens.weight" not in entries:
+        return spec, entries
+    return replace(spec, tie_word_embeddings=True), {f"model.{name}": entry for name, entry in entries.items()}
 
 
 def _one_line(error: Exception) -> str:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OPEN_ROUTES = frozenset({"/health", "/ready"})
-"""Answered without a key: what asks for them is often a load balancer that has none."""
+OPEN_ROUTES = frozenset({"/health", "/ready", "/docs"})
+"""Answered without a key: what asks is often a load balancer, or a browser, that has none."""
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

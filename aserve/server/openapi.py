@@ -73,6 +73,7 @@ def document(version: str, models: tuple[str, ...] = ()) -> bytes:
     paths |= {path: {"post": _whole(*route, components)} for path, route in _WHOLE.items()}
     paths |= {path: {"get": _small(*answer)} for path, answer in _SMALL.items()}
     paths |= {path: {"get": _probe(summary)} for path, summary in _PROBES.items()}
+    paths["/docs"] = {"get": _page("This document as a page to browse")}
     if models:
         names: Schema = {"type": "string", "enum": list(models)}
         paths["/v1/models/{model}"]["get"]["parameters"][0]["schema"] = names
@@ -167,6 +168,12 @@ def _probe(summary: str) -> Schema:
         "503": {"description": "No; why not.", "content": content},
     }
     return {"summary": summary, "security": [], "responses": answers}
+
+
+def _page(summary: str) -> Schema:
+    """Open to everybody, as probes are."""
+    content = {"text/html": {"schema": {"type": "string"}}}
+    return {"summary": summary, "security": [], "responses": {"200": {"description": summary, "content": content}}}
 
 
 def _errors(statuses: tuple[int, ...]) -> Schema:

@@ -19,13 +19,14 @@ from quart import Blueprint, Quart, Response
 from aserve.core.errors import AserveError, NotFoundError
 from aserve.server.admin import Admin
 from aserve.server.asgi import ASGIApp, Message, Receive, RequestHead, Scope, Send
+from aserve.server.docs_page import docs_page
 from aserve.server.reply import Reply, error_reply, internal_error
 from aserve.server.shield import ShieldSend
 
 logger = logging.getLogger(__name__)
 
 MODEL_PREFIX = "/v1/models/"
-SMALL_ROUTES = ("/v1/models", "/health", "/ready", "/metrics", "/version", "/openapi.json")
+SMALL_ROUTES = ("/v1/models", "/health", "/ready", "/metrics", "/version", "/openapi.json", "/docs")
 
 
 def _response(make: Callable[[], Reply]) -> Response:
@@ -77,7 +78,10 @@ def blueprint(admin: Admin) -> Blueprint:
     async def openapi() -> Response:
         return _response(admin.openapi)
 
-    for path, view in zip(SMALL_ROUTES, (models, health, ready, metrics, version, openapi), strict=True):
+    async def docs() -> Response:
+        return _response(docs_page)
+
+    for path, view in zip(SMALL_ROUTES, (models, health, ready, metrics, version, openapi, docs), strict=True):
         routes.add_url_rule(path, view_func=view)
     routes.add_url_rule(MODEL_PREFIX + "<path:model_id>", view_func=model)
     return routes

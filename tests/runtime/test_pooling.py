@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,20 @@ def test_a_vector_that_is_not_finite_is_an_error_of_its_request_alone(folder: Pa
     executor._runner._model.forward = broken  # type: ignore[attr-defined]
     events = drive(executor, requests)
     assert [events[f"v{n}"][0].finish_reason for n in range(3)] == ["stop", "error", "stop"]
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3Model", "Qwen3ForCausalLM"])
+def test_a_decoder_saved_without_its_head(folder: Path, tmp_path: Path, architecture: str) -> None:
+    """As sentence-transformers saves it: names without a prefix, no head, whatever the config says of one."""
+    if folder.name != "qwen3":
+        pytest.skip("one family is enough")
+    transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text()) | {"architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert not settings["tie_word_embeddings"]
+    request = Request(
+        request_id="v", prompt_token_ids=PROMPTS[4], sampling=SamplingParams(max_tokens=1),
+        pooling=PoolingParams(kind=PoolingKind.LAST),
+    )  # fmt: skip
+    whole, bare = (drive(build(each), [request])["v"][0].vector for each in (folder, tmp_path))
+    assert whole == bare

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +48,20 @@ async def test_probes_as_they_are(serving, idle_client, path):
             schema = described["responses"][str(answer.status)]["content"]["application/json"]["schema"]
             jsonschema.validate(answer.json, schema)
             assert set(answer.json) <= set(schema["properties"])
+
+
+@pytest.mark.anyio
+async def test_a_page_for_people_that_loads_nothing_from_elsewhere(serving, idle_client):
+    """Also while the model loads, and without a key; what its policy allows is its own script and this server."""
+    async with serving(server={"api_key": ("secret",)}) as client:
+        answers = [await client.get("/docs"), await idle_client().get("/docs")]
+    for answer in answers:
+        assert (answer.status, answer.header("content-type")) == (200, "text/html; charset=utf-8")
+        page, policy = answer.body.decode(), answer.header("content-security-policy")
+        script = re.fullmatch(r".*<script>(.*)</script>.*", page, re.DOTALL).group(1)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{digest}';" in policy and "default-src 'none'" in policy
+        assert not re.search(r"https?://|<link|src=|innerHTML", page)
 
 
 def schema_of(described, name):
