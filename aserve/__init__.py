@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from aserve.core.errors import AserveError
     from aserve.core.request import FinishReason, GenerationRequest, SamplingParams, TextDelta
     from aserve.engine.engine import Engine
+    from aserve.llm import LLM, answer_all
     from aserve.server.app import create_app
 
 __all__ = [
+    "LLM",
     "AserveError",
     "CacheConfig",
     "Engine",
@@ -29,6 +31,7 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "TextDelta",
+    "answer_all",
     "create_app",
     "open_engine",
 ]
@@ -39,6 +42,7 @@ _HOMES = {
     "aserve.core.errors": ("AserveError",),
     "aserve.core.request": ("FinishReason", "GenerationRequest", "SamplingParams", "TextDelta"),
     "aserve.engine.engine": ("Engine",),
+    "aserve.llm": ("LLM", "answer_all"),
     "aserve.server.app": ("create_app",),
 }
 

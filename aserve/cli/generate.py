@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from aserve.cli.batch_files import check_output, reading, writing
 from aserve.cli.settings import ENGINE, ConfigFile, ShowConfig, engine_config, with_settings
 from aserve.cli.sources import Sources
-from aserve.core.errors import AserveError
+from aserve.core.errors import BatchError
 
 if TYPE_CHECKING:
     from aserve.cli.batch import Counts
@@ -30,8 +30,8 @@ def command(sources: Sources) -> Callable[..., int]:
     @with_settings(*ENGINE, without=("max_queue", "debug_load_delay_s"))
     def generate(
         *,
-        input: Annotated[str, Parameter(alias="-i", group="Batch")] = "-",
-        output: Annotated[str, Parameter(alias="-o", group="Batch")] = "-",
+        input: Annotated[str, Parameter(alias="-i", group="Batch", allow_leading_hyphen=True)] = "-",
+        output: Annotated[str, Parameter(alias="-o", group="Batch", allow_leading_hyphen=True)] = "-",
         max_tokens: Annotated[int | None, Parameter(group="Sampling")] = None,
         temperature: Annotated[float | None, Parameter(group="Sampling")] = None,
         top_p: Annotated[float | None, Parameter(group="Sampling")] = None,
@@ -71,7 +71,7 @@ def command(sources: Sources) -> Callable[..., int]:
             check_output(output, lines)
             counts = _run(settings, lines, output, given)
         if counts.num_failed:
-            raise AserveError(f"{counts.num_failed} of {counts.num_lines} lines failed: see their error field")
+            raise BatchError(f"{counts.num_failed} of {counts.num_lines} lines failed: see their error field")
         return 0
 
     return generate

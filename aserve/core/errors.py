@@ -177,6 +177,12 @@ class GenerationError(AserveError):
     code = "generation_failed"
 
 
+class BatchError(AserveError):
+    """Some lines of a batch have no good answer; its output says which and why. Shown on one line."""
+
+    code = "batch_failed"
+
+
 class PromptError(AserveError):
     """This request's prompt could not be made ready by a fault of the server; others go on."""
 
