@@ -105,7 +105,7 @@ def _generation(summary: str, model: type[BaseModel], answer: str, components: d
         "required": ["id", "object", "created", "model", "choices", "usage"],
         "properties": {"object": {"const": answer}, "choices": {"type": "array"}, "usage": {"type": "object"}},
     }
-    content = {"application/json": {"schema": whole}, "text/event-stream": {"schema": {"type": "string"}}}
+    content = {"application/json": {"schema": whole}, "text/event-stream": {}}
     return _post(summary, model, content, _GENERATION_STATUSES)
 
 
