@@ -18,7 +18,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from aserve.assembly import open_engine
 from aserve.core.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from aserve.core.encoder_spec import EncoderSpec
-from aserve.core.errors import ContextLengthError, ModelLoadError, TaskNotOfferedError
+from aserve.core.errors import ContextLengthError, InvalidRequestError, ModelLoadError, TaskNotOfferedError
 from aserve.runtime.encoder_runner import padded_groups
 from aserve.server.app import App
 from aserve.server.engine_slot import EngineSlot
@@ -100,10 +100,8 @@ def normal(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
-def config(folder: Path, **scheduler: Any) -> EngineConfig:
-    return EngineConfig(
-        model=ModelConfig(model=str(folder), device="cpu"), scheduler=SchedulerConfig(**scheduler)
-    )  # fmt: skip
+def config(folder: Path, *, device: Any = "cpu", **scheduler: Any) -> EngineConfig:
+    return EngineConfig(model=ModelConfig(model=str(folder), device=device), scheduler=SchedulerConfig(**scheduler))
 
 
 @pytest.mark.parametrize("settings", [{}, {"hidden_act": "gelu_new"}, {"hidden_act": "relu", "type_vocab_size": 1}])
@@ -117,6 +115,14 @@ async def test_vectors_are_the_means_of_transformers(write, settings) -> None:
             raw = (await engine.embed(TEXTS[1], normalize=False))[0]
             np.testing.assert_allclose(raw, states_of(folder, TEXTS[1]).mean(0), atol=2e-6)
             assert engine.stats().num_prefix_hits == 0
+
+
+@pytest.mark.gpu
+async def test_a_gpu_makes_the_same_vectors(write) -> None:
+    folder = write()
+    expected = np.stack([normal(states_of(folder, text).mean(0)) for text in TEXTS])
+    async with open_engine(config(folder, device="cuda")) as engine:
+        np.testing.assert_allclose(await engine.embed(TEXTS), expected, atol=2e-3)
 
 
 async def test_the_first_token_as_sentence_transformers_has_it(write) -> None:
@@ -138,6 +144,8 @@ async def test_the_first_token_as_sentence_transformers_has_it(write) -> None:
             await engine.embed(long)
         (vector,) = await engine.embed(long, truncate=12)
         np.testing.assert_allclose(vector, states_of(folder, long, max_length=12)[0], atol=2e-6)
+        with pytest.raises(InvalidRequestError, match="leaves no room beside special tokens"):
+            await engine.embed(long, truncate=2)
         with pytest.raises(TaskNotOfferedError):
             await engine.complete("abc", max_tokens=2).collect()
 

@@ -15,7 +15,7 @@ import transformers
 from aserve.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from aserve.core.pooling import PoolingKind, PoolingParams
 from aserve.core.request import FinishReason, Request, SamplingParams
-from aserve.core.step import POOLED, StepExecutor
+from aserve.core.step import POOLED, StepExecutor, StepPlan
 from aserve.runtime.executor import build_executor
 from aserve.scheduler import Scheduler
 from tests.checkpoints import FAMILIES, write_checkpoint
@@ -60,10 +60,10 @@ def expected(states: np.ndarray, params: PoolingParams) -> np.ndarray:
     return vector / np.linalg.norm(vector) if params.normalize else vector
 
 
-def build(folder: Path, **settings: Any) -> StepExecutor:
+def build(folder: Path, *, device: Any = "cpu", **settings: Any) -> StepExecutor:
     cache = {name: settings.pop(name) for name in list(settings) if name in CacheConfig.__dataclass_fields__}
     config = EngineConfig(
-        model=ModelConfig(model="tiny", dtype="float32", device="cpu"),
+        model=ModelConfig(model="tiny", dtype="float32", device=device),
         cache=CacheConfig(**cache),
         scheduler=SchedulerConfig(**settings),
     )
@@ -152,3 +152,29 @@ def test_a_decoder_saved_without_its_head(folder: Path, tmp_path: Path, architec
     )  # fmt: skip
     whole, bare = (drive(build(each), [request])["v"][0].vector for each in (folder, tmp_path))
     assert whole == bare
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gpu_makes_the_same_vectors_and_never_waits(folder: Path, states: list[np.ndarray], layout: str) -> None:
+    executor = build(folder, device="cuda", **{"kv_cache_tokens": 2048, **LAYOUTS[layout]})
+    submit = executor.submit
+
+    def submit_without_waiting(plan: StepPlan) -> None:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            submit(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    executor.submit = submit_without_waiting  # type: ignore[method-assign]
+    params = [PoolingParams(kind=kind, dimensions=(None, 16)[n % 2]) for n, kind in enumerate(KINDS * 3)]
+    requests = [
+        Request(request_id=f"v{n}", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=1),
+                pooling=pooling, arrival_index=n)
+        for n, (prompt, pooling) in enumerate(zip(PROMPTS, params, strict=True))
+    ]  # fmt: skip
+    events = drive(executor, requests)
+    for n, pooling in enumerate(params):
+        vector = np.frombuffer(events[f"v{n}"][0].vector, "<f4")
+        np.testing.assert_allclose(vector, expected(states[n], pooling), atol=2e-3)

@@ -38,6 +38,20 @@ def test_encodes_as_transformers(folder: Folder, kind: str, bos: bool | None, eo
         assert tokenizer.encode(text, add_special_tokens=False) == plain, text
 
 
+@pytest.mark.parametrize("texts", [("the a",), ("the the the a",), ("the", " the a the"), ("the the the a", "a the a")])
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_inputs_are_cut_as_transformers_cuts_them(folder: Folder, kind: str, texts: tuple[str, ...]) -> None:
+    """The longer of two texts first, and special tokens stay; whole by default."""
+    path = folder(kind, settings={"add_bos_token": True, "add_eos_token": True}, config={"model_type": "llama"})
+    tokenizer, reference = Tokenizer.load(path), theirs(path)
+    columns = [[text] for text in texts]
+    (whole,) = reference(*columns)["input_ids"]
+    assert tokenizer.encode_input(texts)[0] == whole
+    for length in range(6, len(whole) + 2):
+        (cut,) = reference(*columns, truncation=True, max_length=length)["input_ids"]
+        assert tokenizer.encode_input(texts, max_tokens=length)[0] == cut
+
+
 @pytest.mark.parametrize(
     "tokenizer_class",
     [None, "PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend", "NoSuchTokenizer"],
