@@ -188,12 +188,8 @@ def cut_lengths(lengths: Sequence[int], room: int) -> list[int]:
     """How much of one or two texts is kept in ``room`` tokens: the longer one is cut until both are equally long."""
     if len(lengths) == 1 or sum(lengths) <= room:
         return [min(length, room) for length in lengths]
-    first, second = lengths
-    if first <= room // 2:
-        return [first, room - first]
-    if second <= room // 2:
-        return [room - second, second]
-    return [room // 2, room - room // 2]
+    shorter = min(*lengths, room // 2)
+    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
 
 
 @contextmanager

@@ -53,7 +53,7 @@ IN_FLIGHT = "self._in_flight and sequence.last_step_id >= self._in_flight[0].ste
 MUTANTS = {
     "missing fence": Mutant(Scheduler, "_release", IN_FLIGHT, "False"),
     "whole prompt from the cache": Mutant(
-        PrefixMatcher, "match", "(len(sequence.token_ids) - 1)", "len(sequence.token_ids)"
+        PrefixMatcher, "_limit", "(len(sequence.token_ids) - 1)", "len(sequence.token_ids)"
     ),
     "published before its commit": Mutant(
         Scheduler,
