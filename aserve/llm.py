@@ -16,7 +16,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -25,10 +25,15 @@ from aserve.assembly import open_engine
 from aserve.core.capacity import Capacity
 from aserve.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from aserve.core.errors import AserveError
+from aserve.engine.embedding import Input, as_inputs
 from aserve.engine.engine import Engine
 from aserve.engine.options import GenerationOptions
 from aserve.engine.stats import EngineStats
 from aserve.engine.streams import ChatStream, Completion
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
@@ -36,6 +41,7 @@ Answer = tuple[Completion, ...]
 Prompt = str | Sequence[int]
 
 _WINDOW_STEPS = 4  # requests under way, in full steps: enough to keep the batch full
+_VECTOR_STEPS = 32  # inputs handed over at once, in full steps: only the last of so many is not full
 _UNLIMITED = 2**31  # the batch limits itself
 _JOIN_S = 15.0
 
@@ -163,6 +169,35 @@ class LLM:
         streams = [partial(ask, messages) for messages in cast("Sequence[Sequence[Message]]", conversations)]
         return self._many(streams, progress=progress, return_exceptions=return_exceptions)
 
+    def embed(
+        self,
+        inputs: Input | Sequence[Input],
+        *,
+        progress: bool = True,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        truncate: int | None = None,
+    ) -> NDArray[np.float32]:
+        """Return a vector for each text or list of token ids, [inputs, size]; the options are ``Engine.embed``'s.
+
+        Raises InvalidRequestError, ContextLengthError, TaskNotOfferedError, GenerationError, EngineDeadError.
+        """
+        import numpy as np  # what only answers should not wait for it
+
+        embed = partial(
+            self._engine.embed, dimensions=dimensions, normalize=normalize, prompt_name=prompt_name, truncate=truncate
+        )
+        wanted = as_inputs(inputs)
+        size = _VECTOR_STEPS * self.capacity.max_num_seqs
+        parts: list[NDArray[np.float32]] = []
+        with _plain_bar(len(wanted)) if progress else nullcontext(lambda _: None) as advance:
+            for start in range(0, len(wanted), size):
+                part = wanted[start : start + size]
+                parts.append(self._loop.call(partial(embed, part)))
+                advance(len(part))
+        return np.concatenate(parts)
+
     def _one(self, stream: Callable[[], ChatStream]) -> Answer:
         (answer,) = self._loop.call(partial(answer_all, self._engine, [stream]))
         return cast("Answer", answer)
@@ -257,6 +292,19 @@ def _config(model: str | EngineConfig, settings: Mapping[str, Any]) -> EngineCon
     if left:
         raise TypeError(f"{next(iter(left))!r} is no setting of an engine")
     return config
+
+
+def _plain_bar(total: int) -> AbstractContextManager[Callable[[int], object]]:
+    from contextlib import contextmanager
+
+    from tqdm import tqdm
+
+    @contextmanager
+    def shown() -> Any:
+        with tqdm(total=total, unit=" inputs", disable=None) as bar:
+            yield bar.update
+
+    return shown()
 
 
 def _bar(total: int) -> AbstractContextManager[Callable[[Answer], object]]:

@@ -10,14 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
+import numpy as np
 import pytest
 
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig, ModelConfig
 from aserve.core.errors import AserveError, ConfigError, ContextLengthError, InvalidRequestError
+from aserve.core.pooling import PoolingKind, PoolingParams
 from aserve.engine.engine import run_engine
 from aserve.llm import LLM, answer_all
-from aserve.testing import FakeExecutor, write_byte_tokenizer
+from aserve.testing import FakeExecutor, fake_vector, write_byte_tokenizer
 from aserve.text.tokenizer import Tokenizer
 
 CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=4, max_batch_tokens=64, max_model_len=256)
@@ -187,3 +189,21 @@ def tiny_checkpoint(tmp_path_factory):
     from aserve.testing import tiny_llama
 
     return tiny_llama(tmp_path_factory.mktemp("tiny"), max_position_embeddings=2**14)
+
+
+@pytest.mark.parametrize("inputs", ["abc", ["abc", "x" * 200], [97, 98], [[97, 98], "c"], ["t"] * 300])
+def test_embed(llm, inputs):
+    """A single input is a row, too; more of them than are handed over at once are one answer."""
+    vectors = llm.embed(inputs, progress=False)
+    single = isinstance(inputs, str) or isinstance(inputs[0], int)
+    texts = [inputs] if single else inputs
+    ids = [list(text.encode()) if isinstance(text, str) else text for text in texts]
+    expected = [fake_vector(each, PoolingParams(kind=PoolingKind.LAST)) for each in ids]
+    np.testing.assert_allclose(vectors, expected, rtol=1e-6)
+
+
+def test_embed_refuses_what_cannot_be(llm):
+    with pytest.raises(InvalidRequestError, match="there is no input"):
+        llm.embed([])
+    with pytest.raises(ContextLengthError):
+        llm.embed("a" * 300)
