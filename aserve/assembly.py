@@ -21,6 +21,7 @@ from aserve.core.config import EngineConfig
 from aserve.core.model_spec import check_architecture
 from aserve.core.step import StepExecutor
 from aserve.engine.engine import Engine, run_engine
+from aserve.grammar import GrammarCompiler, Vocabulary
 from aserve.hub import builtin_architecture, resolve
 from aserve.text.tokenizer import Tokenizer
 
@@ -72,12 +73,14 @@ async def open_engine(
         config = replace(config, model=replace(model, max_model_len=max_length))
     load_tokenizer = partial(Tokenizer.load, folder, chat_template=model.chat_template)
     tokenizer = await run_sync(load_tokenizer)  # not abandoned: a second at most, and native code at exit would abort
+    grammars = grammar_compiler(tokenizer, size=config.grammar.grammar_cache)
     async with run_engine(
-        executor_factory=partial(_build_executor, config, folder, progress, cache),
+        executor_factory=partial(_build_executor, config, folder, progress, cache, grammars),
         tokenizer=tokenizer,
         config=config,
         model_names=model.served_model_name or (_name_of(model.model),),
         abilities=abilities,
+        grammars=grammars,
     ) as engine:
         yield engine
 
@@ -97,7 +100,20 @@ def _announced(model: str, progress: Progress | None) -> Progress:
     return report
 
 
-def _build_executor(config: EngineConfig, folder: Path, progress: Progress | None, cache: Path) -> StepExecutor:
+def grammar_compiler(tokenizer: Tokenizer, *, size: int) -> GrammarCompiler:
+    """The compiler of grammars for a tokenizer; it reads the vocabulary when it is first used."""
+    vocabulary = Vocabulary(
+        serialised=tokenizer.serialised if tokenizer.has_bytes else None,
+        num_ids=tokenizer.num_ids,
+        end_token_ids=tokenizer.stop_token_ids,
+        stripped_ids=tokenizer.stripped_ids if tokenizer.strips else None,
+    )
+    return GrammarCompiler(vocabulary, size=size)
+
+
+def _build_executor(
+    config: EngineConfig, folder: Path, progress: Progress | None, cache: Path, grammars: GrammarCompiler
+) -> StepExecutor:
     # these bring torch: 1.6 s on two cores
     if is_encoder(folder):
         from aserve.runtime.build_encoder import build_encoder
@@ -105,7 +121,7 @@ def _build_executor(config: EngineConfig, folder: Path, progress: Progress | Non
         return build_encoder(config, folder, progress=progress, cache_dir=cache)
     from aserve.runtime.executor import build_executor
 
-    return build_executor(config, folder, progress=progress, cache_dir=cache)
+    return build_executor(config, folder, progress=progress, cache_dir=cache, grammars=grammars)
 
 
 def _name_of(model: str) -> str:

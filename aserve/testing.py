@@ -11,6 +11,8 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ from safetensors.numpy import save_file
 from aserve.core.capacity import Capacity
 from aserve.core.pooling import PoolingKind, PoolingParams
 from aserve.core.request import TokenLogprobs
-from aserve.core.step import PENDING, POOLED, ScheduledSequence, StepPlan, StepResult
+from aserve.core.step import EXCLUDED_TOKEN, PENDING, POOLED, ScheduledSequence, StepPlan, StepResult
+from aserve.grammar import GrammarCompiler, GrammarSlots, Matcher, settle
 from aserve.text.token_bytes import byte_alphabet
 
 NextToken = Callable[[list[int], int], int]
@@ -71,6 +74,8 @@ class FakeExecutor:
         next_token: the model.
         step_s: seconds that ``wait`` takes.
         fail_at_step: ``wait`` of this step raises RuntimeError, as a CUDA error would.
+        grammars: what the engine compiles grammars with; a sequence that has one says the model's token where that is
+            allowed, and else the lowest that is.
     """
 
     def __init__(
@@ -80,8 +85,11 @@ class FakeExecutor:
         next_token: NextToken = hash_letter,
         step_s: float = 0.0,
         fail_at_step: int | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._capacity = capacity
+        self._grammars = GrammarSlots(grammars)
+        self._constrained: set[int] = set()
         self._next_token = next_token
         self._step_s = step_s
         self._fail_at_step = fail_at_step
@@ -94,7 +102,7 @@ class FakeExecutor:
         self._last_sampled = [PENDING] * capacity.max_num_seqs
         self._pooling: list[PoolingParams | None] = [None] * capacity.max_num_seqs
         self._states: list[list[NDArray[np.float32]]] = [[] for _ in range(capacity.max_num_seqs)]
-        self._results: deque[StepResult] = deque()
+        self._results: deque[Callable[[], StepResult]] = deque()
         self.closed = False
 
     @property
@@ -106,6 +114,7 @@ class FakeExecutor:
         sampled: list[int] = []
         logprobs: dict[int, TokenLogprobs] = {}
         vectors: dict[int, bytes] = {}
+        matched: dict[int, Matcher] = {}
         for block_id, host_slot in plan.saves:
             self._host_cache[host_slot] = list(self._cache[block_id])
         for block_id, host_slot in plan.restores:
@@ -122,24 +131,38 @@ class FakeExecutor:
                 sampled.append(POOLED)
                 continue
             token = self._next_token(tokens, self._seeds[row.slot])
+            if row.slot in self._constrained:
+                (matcher,) = self._grammars.matchers([row.slot])
+                matched[len(sampled)] = matcher
+                token = self._within(matcher, len(tokens), token)
             self._last_sampled[row.slot] = token
             count = self._num_logprobs[row.slot]
             if count is not None:
                 top = tuple((97 + i, -1.0 - i) for i in range(count))
                 logprobs[len(sampled)] = TokenLogprobs(token, -0.5, top)
             sampled.append(token)
-        self._results.append(StepResult(plan.step_id, tuple(sampled), logprobs, vectors))
+        self._results.append(partial(_settled, StepResult(plan.step_id, tuple(sampled), logprobs, vectors), matched))
 
     def wait(self) -> StepResult:
         if self._step_s:
             time.sleep(self._step_s)  # noqa: TID251 - the step thread is meant to block
-        result = self._results.popleft()
+        result = self._results.popleft()()
         if result.step_id == self._fail_at_step:
             raise RuntimeError(f"injected failure in step {result.step_id}")
         return result
 
     def close(self) -> None:
         self.closed = True
+
+    def _within(self, matcher: Matcher, position: int, token: int) -> int:
+        """The token, or the lowest allowed one; EXCLUDED_TOKEN if there is none."""
+        size = min(self._capacity.vocab_size, self._grammars.num_ids)
+        (allowed,) = np.unpackbits(
+            self._grammars.allowed([matcher], [position], size), axis=1, count=size, bitorder="little"
+        )
+        if allowed[token]:
+            return token
+        return int(allowed.argmax()) if allowed.any() else EXCLUDED_TOKEN
 
     def _compute(self, row: ScheduledSequence) -> list[int]:
         """Write the row's tokens into the cache and read back what each group sees of the sequence."""
@@ -152,6 +175,12 @@ class FakeExecutor:
             self._num_logprobs[row.slot] = row.new.sampling.num_logprobs
             self._pooling[row.slot] = row.new.pooling
             self._states[row.slot] = []
+            self._grammars.close(row.slot)
+            self._constrained.discard(row.slot)
+            if row.new.sampling.grammar is not None:
+                self._constrained.add(row.slot)
+        if row.slot in self._constrained:
+            self._grammars.observe(row)
         for table, block_ids in zip(tables, row.new_block_ids, strict=False):  # no ids at all, or some for each group
             table.extend(block_ids)
         known += [self._last_sampled[row.slot] if token == PENDING else token for token in row.token_ids]
@@ -166,6 +195,14 @@ class FakeExecutor:
             if seen != known[first:end]:
                 tokens[first:end] = seen  # what was read is what the model computes with, right or wrong
         return tokens
+
+
+def _settled(result: StepResult, matched: dict[int, Matcher]) -> StepResult:
+    """The result with what the matchers make of their tokens, which they take now."""
+    if not matched:
+        return result
+    token_ids, completed = settle(result.sampled, list(matched), list(matched.values()))
+    return replace(result, sampled=token_ids, completed=completed)
 
 
 def write_byte_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:

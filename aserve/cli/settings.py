@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import docstring_parser
 from cyclopts import Group, Parameter
 
-from aserve.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from aserve.core.config import CacheConfig, EngineConfig, GrammarConfig, ModelConfig, SchedulerConfig, ServerConfig
 from aserve.simulate.cost import MachineConfig
 from aserve.simulate.setup import Setup
 from aserve.simulate.trace import TraceConfig
@@ -23,17 +23,19 @@ ConfigClass = (
     type[ModelConfig]
     | type[CacheConfig]
     | type[SchedulerConfig]
+    | type[GrammarConfig]
     | type[ServerConfig]
     | type[TraceConfig]
     | type[MachineConfig]
 )
 
-ENGINE: tuple[ConfigClass, ...] = (ModelConfig, CacheConfig, SchedulerConfig)
+ENGINE: tuple[ConfigClass, ...] = (ModelConfig, CacheConfig, SchedulerConfig, GrammarConfig)
 SERVER: tuple[ConfigClass, ...] = (*ENGINE, ServerConfig)
 TITLES: Mapping[ConfigClass, str] = {
     ModelConfig: "Model",
     CacheConfig: "KV cache",
     SchedulerConfig: "Scheduler",
+    GrammarConfig: "Grammars",
     ServerConfig: "Server",
     TraceConfig: "Requests",
     MachineConfig: "Machine",
@@ -139,6 +141,7 @@ def engine_config(values: Mapping[str, Any]) -> EngineConfig:
         model=ModelConfig(**_values_for(ModelConfig, values)),
         cache=CacheConfig(**_values_for(CacheConfig, values)),
         scheduler=SchedulerConfig(**_values_for(SchedulerConfig, values)),
+        grammar=GrammarConfig(**_values_for(GrammarConfig, values)),
     )
 
 

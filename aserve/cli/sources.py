@@ -16,11 +16,11 @@ from cyclopts import App, Argument, ArgumentCollection, Token
 from aserve.cli import env
 from aserve.cli.config_file import read_config_file
 from aserve.cli.settings import all_settings, settings_of
-from aserve.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from aserve.core.config import CacheConfig, EngineConfig, GrammarConfig, ModelConfig, SchedulerConfig, ServerConfig
 from aserve.simulate.cost import MachineConfig
 from aserve.simulate.trace import TraceConfig
 
-PartConfig = ModelConfig | CacheConfig | SchedulerConfig | ServerConfig | TraceConfig | MachineConfig
+PartConfig = ModelConfig | CacheConfig | SchedulerConfig | GrammarConfig | ServerConfig | TraceConfig | MachineConfig
 Config = EngineConfig | PartConfig
 
 COMMAND_LINE = "command line"
@@ -97,7 +97,7 @@ class Sources:
 def _parts(configs: Sequence[Config]) -> Iterator[PartConfig]:
     for config in configs:
         if isinstance(config, EngineConfig):
-            yield from (config.model, config.cache, config.scheduler)
+            yield from (config.model, config.cache, config.scheduler, config.grammar)
         else:
             yield config
 

@@ -170,12 +170,30 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarConfig:
+    """Answers that keep to a schema, a regular expression or a grammar.
+
+    Attributes:
+        grammar_timeout_s: Time that compiling one may take; what takes longer is answered with 400.
+        grammar_cache: So many compiled ones are kept for requests to come.
+    """
+
+    grammar_timeout_s: float = 10.0
+    grammar_cache: int = 256
+
+    def __post_init__(self) -> None:
+        _require(self.grammar_timeout_s > 0, f"--grammar-timeout-s must be more than 0, got {self.grammar_timeout_s}")
+        _at_least(self, 0, "grammar_cache")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine needs, with or without HTTP around it."""
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
 
     def __post_init__(self) -> None:
         check_lookahead(self.scheduler, self.cache)

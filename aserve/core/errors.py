@@ -40,6 +40,18 @@ class UnsupportedFieldError(InvalidRequestError):
     code = "unsupported_parameter"
 
 
+class InvalidGrammarError(InvalidRequestError):
+    """A schema, regular expression or grammar is wrong, has something that is not supported, or is too large."""
+
+    code = "invalid_grammar"
+
+
+class GrammarTimeoutError(InvalidGrammarError):
+    """Compiling the request's grammar took longer than it may."""
+
+    code = "grammar_timeout"
+
+
 class ContextLengthError(InvalidRequestError):
     """The prompt can never fit the context or the KV cache."""
 
@@ -187,6 +199,20 @@ class PromptError(AserveError):
     """This request's prompt could not be made ready by a fault of the server; others go on."""
 
     code = "prompt_failed"
+
+
+class GrammarError(GenerationError):
+    """This request's grammar could not be followed any further, by a fault of the server; others go on."""
+
+    code = "grammar_failed"
+
+
+class NoTokenLeftError(GenerationError):
+    """The request's grammar and its other constraints together exclude every token."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "no_token_left"
 
 
 class DetokenizationError(GenerationError):

@@ -23,6 +23,12 @@ INVALID_TOKEN = -2
 POOLED = -3
 """In a result: the row's prompt is computed, and its vector stands in the place of a token."""
 
+EXCLUDED_TOKEN = -4
+"""In a result: every token was excluded, by the row's grammar and its other constraints together."""
+
+GRAMMAR_FAILED = -5
+"""In a result: the row's grammar could not be followed, by a fault of its matcher."""
+
 NO_BLOCK = -1
 """In a block table: a position behind the group's window, which no row reads any more."""
 
@@ -97,22 +103,25 @@ class StepResult:
     """What a step sampled.
 
     Attributes:
-        sampled: one token id (or ``INVALID_TOKEN``, ``POOLED``) per row with ``samples``, in plan order.
+        sampled: one token id (or one of the negative names above) per row with ``samples``, in plan order.
         logprobs: by index into ``sampled``, for the rows that asked.
         vectors: by index into ``sampled``, for the rows that are ``POOLED``: float32, little-endian.
+        completed: indices into ``sampled`` of the tokens that complete their row's grammar: nothing may follow.
     """
 
     step_id: int
     sampled: tuple[int, ...]
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
     vectors: Mapping[int, bytes] = field(default_factory=dict[int, bytes])
+    completed: frozenset[int] = frozenset()
 
 
 class TokenEvent(NamedTuple):
     """One generated token of one request. ``finish_reason`` is set on the last one.
 
-    On ``FinishReason.ERROR`` ``token_id`` is ``INVALID_TOKEN``. A pooled prompt has one event, with ``POOLED`` and its
-    ``vector``: float32, little-endian.
+    On ``FinishReason.ERROR`` ``token_id`` says why: ``INVALID_TOKEN``, ``EXCLUDED_TOKEN`` or ``GRAMMAR_FAILED``. A
+    pooled prompt has one event, with ``POOLED`` and its ``vector``: float32, little-endian. A last token with
+    ``completes`` completes a grammar: unlike a stop token, it is part of the text.
     """
 
     request_id: RequestId
@@ -121,6 +130,7 @@ class TokenEvent(NamedTuple):
     finish_reason: FinishReason | None
     num_cached_tokens: int
     vector: bytes | None = None
+    completes: bool = False
 
 
 class StepExecutor(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aserve.core.capacity import Capacity
 from aserve.core.config import SchedulerConfig
-from aserve.core.errors import ContextLengthError, InvalidRequestError, TaskNotOfferedError, UnsupportedFieldError
+from aserve.core.errors import ContextLengthError, InvalidRequestError, TaskNotOfferedError
 from aserve.core.request import GenerationRequest
 from aserve.engine.limits import check_request
 from aserve.scheduler import SchedulerStats
@@ -96,8 +96,6 @@ def validate(request: GenerationRequest, capacity: Capacity, vocab_size: int) ->
     """Refuse what would break the step loop or could never run. Raises InvalidRequestError, ContextLengthError."""
     check_request(request)
     prompt, sampling = request.prompt_token_ids, request.sampling
-    if sampling.grammar is not None:
-        raise UnsupportedFieldError("answers within a grammar are not supported by this server", param="grammar")
     if not prompt:
         raise InvalidRequestError("the prompt is empty: it needs at least one token", param="prompt")
     if request.pooling is None and capacity.whole_prompts:

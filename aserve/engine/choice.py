@@ -18,7 +18,8 @@ class Choice:
     """State of one choice.
 
     The id that ends a choice through ``stop_token_ids`` counts as a completion token, but is neither text nor part of
-    a delta's ``token_ids`` and ``logprobs``. A choice that ends by length shows all its text.
+    a delta's ``token_ids`` and ``logprobs``. A choice that ends by length, or because its grammar is complete, shows
+    all its text.
 
     Attributes:
         finish_reason: set when the choice has ended, by its tokens or by a stop string.
@@ -51,7 +52,7 @@ class Choice:
                 if matched:
                     self.finish_reason = reason = FinishReason.STOP
             return TextDelta(self.index, text, token_ids, logprobs, reason, last.num_cached_tokens)
-        shown = events[:-1] if reason is FinishReason.STOP else events
+        shown = events[:-1] if reason is FinishReason.STOP and not last.completes else events
         if self._matcher is None:
             text = self._detokenizer.push([event.token_id for event in shown]) if shown else ""
             if reason is not None:

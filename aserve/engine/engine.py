@@ -19,6 +19,7 @@ import anyio
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig
 from aserve.core.errors import AserveError, EngineDrainingError
+from aserve.core.grammar import Grammar
 from aserve.core.pooling import Abilities, Task
 from aserve.core.request import GenerationRequest
 from aserve.core.step import StepExecutor
@@ -26,16 +27,17 @@ from aserve.engine import admission
 from aserve.engine.bridge import EventRouter, StepHost, ThreadHost
 from aserve.engine.embedding import Input, as_inputs, pooled_request, prompt_text, require, vector_params
 from aserve.engine.generation import Generation, RequestGroup
+from aserve.engine.grammars import CompilesGrammars, Grammars
 from aserve.engine.lifecycle import Lifecycle, Status
 from aserve.engine.local_client import LocalClient
 from aserve.engine.messages import Stop
+from aserve.engine.new_scheduler import make_scheduler
 from aserve.engine.options import GenerationOptions, as_token_ids, check_options, make_request
 from aserve.engine.pooled import PooledPrompt
 from aserve.engine.prompts import PromptEncoder
 from aserve.engine.stats import EngineStats, StatsRecorder
 from aserve.engine.step_loop import run_steps
 from aserve.engine.streams import ChatStream
-from aserve.scheduler import Scheduler
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -209,6 +211,13 @@ class Engine:
         """Token ids of a chat prompt by the model's template; raises as ``encode``, and what the template refuses."""
         return await self.encoder.encode_chat(messages, **template_options)
 
+    async def compile_grammar(self, grammar: Grammar) -> object:
+        """Have a grammar compiled in a thread, or find it; requests with it start at once while the result is held.
+
+        Raises InvalidGrammarError and GrammarTimeoutError for what cannot be used, PromptError.
+        """
+        return await self._client.compile(grammar)
+
     def fit(self, num_prompt_tokens: int, max_tokens: int | None, *, param: str | None = None) -> int:
         """How many tokens an answer may have: ``max_tokens``, cut to the room that the prompt leaves.
 
@@ -324,16 +333,6 @@ def _vocab_size(tokenizer: Tokenizer, capacity: Capacity) -> int:
     return min(tokenizer.vocab_size, capacity.vocab_size)
 
 
-def _make_scheduler(config: EngineConfig, capacity: Capacity) -> Scheduler:
-    return Scheduler(
-        capacity,
-        policy=config.scheduler.policy,
-        aging_steps=config.scheduler.aging_steps,
-        prefix_lookahead=config.scheduler.prefix_lookahead,
-        prefix_cache=config.cache.prefix_cache,
-    )
-
-
 @asynccontextmanager
 async def run_engine(
     *,
@@ -344,24 +343,21 @@ async def run_engine(
     abilities: Abilities | None = None,
     join_timeout_s: float = 10.0,
     make_host: Callable[[], StepHost] = ThreadHost,
+    grammars: CompilesGrammars | None = None,
 ) -> AsyncGenerator[Engine]:
     """Start the step thread, have it load the executor, and yield the engine when it is ready.
 
     On the way out every open generation is closed, the thread told to stop and joined. A thread that hangs is left
     behind after ``join_timeout_s``; one that is still loading is not waited for, it ends by itself when it has loaded.
     ``make_host`` says where the step loop runs, ``abilities`` what the model can be asked for; default: what any
-    decoder can.
-
-    Raises:
-        whatever ``executor_factory`` raised, unchanged.
+    decoder can. ``grammars`` is the compiler that the executor has, too. Raises what ``executor_factory`` raised.
     """
     recorder, lifecycle, host = StatsRecorder(), Lifecycle(), make_host()
     commands = host.commands
     router = EventRouter(recorder, lifecycle.receive, on_fault=partial(commands.put, Stop()), call_soon=host.call_soon)
-    make_scheduler = partial(_make_scheduler, config)
-    host.start(
-        run_steps(executor_factory, make_scheduler, take=commands.take, publish=router.publish, clock=host.clock)
-    )
+    grammar_pool = Grammars(grammars, timeout_s=config.grammar.grammar_timeout_s, call_soon=router.call_soon)
+    new_scheduler = partial(make_scheduler, config)
+    host.start(run_steps(executor_factory, new_scheduler, take=commands.take, publish=router.publish, clock=host.clock))
     try:
         capacity = await lifecycle.wait_started()
         client = LocalClient(
@@ -372,6 +368,7 @@ async def run_engine(
             capacity=capacity,
             vocab_size=_vocab_size(tokenizer, capacity),
             limits=admission.QueueLimits.of(config.scheduler, capacity),
+            grammars=grammar_pool,
         )
         yield Engine(
             tokenizer=tokenizer,
@@ -385,6 +382,7 @@ async def run_engine(
         )
     finally:
         lifecycle.close()
+        grammar_pool.close()
         commands.put(Stop())
         router.close_all(lambda: EngineDrainingError("the server is shutting down", retry_after_s=RETRY_AFTER_DRAIN_S))
         if lifecycle.has_started:

@@ -20,9 +20,11 @@ from aserve.core.errors import (
     EngineDeadError,
     GenerationClosedError,
     GenerationError,
+    GrammarError,
+    NoTokenLeftError,
 )
 from aserve.core.request import FinishReason, GenerationRequest, RequestId, TextDelta
-from aserve.core.step import TokenEvent
+from aserve.core.step import EXCLUDED_TOKEN, GRAMMAR_FAILED, TokenEvent
 from aserve.engine.choice import Choice
 from aserve.engine.client import EngineClient
 from aserve.engine.mailbox import Mailbox
@@ -60,6 +62,7 @@ class Generation:
         self._num_open = request.n
         self._is_single = request.n == 1
         self._ready: list[TextDelta] = []
+        self._compiled: object | None = None
         self._state = "new"
 
     # -- what it has come to -----------------------------------------------------------------------------------------
@@ -120,10 +123,17 @@ class Generation:
     async def __aenter__(self) -> Self:
         """Register and submit all choices, or none of them.
 
-        Raises InvalidRequestError, ContextLengthError, QueueFullError, EngineDrainingError, EngineDeadError.
+        A grammar that is not compiled yet is, before. Raises InvalidRequestError, ContextLengthError, QueueFullError,
+        EngineDrainingError, EngineDeadError, PromptError.
         """
         await submit_together((self,), self._client)
         return self
+
+    async def make_ready(self) -> None:
+        """Have the grammar compiled, if there is one, and keep it so until the request is left. Raises as entering."""
+        grammar = getattr(self.request.sampling, "grammar", None)  # what kind of value it is, submitting checks
+        if grammar is not None:
+            self._compiled = await self._client.compile(grammar)
 
     def offer(self) -> tuple[GenerationRequest, Mailbox]:
         """What is to be submitted, once."""
@@ -164,6 +174,7 @@ class Generation:
         if self._state != "open":
             return
         self._state = "left"
+        self._compiled = None
         self._release(self._choices)
         if self._num_open:
             self._mailbox.close(GenerationClosedError("the request has been left"))
@@ -216,8 +227,7 @@ class Generation:
         for request_id, group in groups.items():
             choice = self._choices[request_id]  # open still: after its end nothing comes into the mailbox
             broken = group[-1].finish_reason is _ERROR
-            if broken:
-                group.pop()
+            reason = group.pop().token_id if broken else 0
             if group:
                 delta = self._push(choice, group)
                 if delta is None:
@@ -227,7 +237,7 @@ class Generation:
                 self._num_open -= 1
                 self._release((request_id,))
             elif broken:
-                self.close(GenerationError("the model's output is not a number; the answer cannot be completed"))
+                self.close(_failure(reason))
         return deltas
 
     def _push(self, choice: Choice, events: list[TokenEvent]) -> TextDelta | None:
@@ -262,6 +272,10 @@ class Generation:
 
 class Submittable(Protocol):
     """What can be submitted with others as one unit: a generation, or a prompt that is to become a vector."""
+
+    async def make_ready(self) -> None:
+        """Have what takes time and can go wrong behind it."""
+        ...
 
     def offer(self) -> tuple[GenerationRequest, Mailbox]:
         """What is to be submitted, once."""
@@ -304,6 +318,8 @@ class RequestGroup(Generic[S]):
 
 async def submit_together(requests: Sequence[Submittable], client: EngineClient) -> None:
     """Enter all of these new requests, or none of them."""
+    for request in requests:
+        await request.make_ready()
     await checkpoint_if_cancelled()  # before anything is registered: from here to the return nothing awaits
     client.submit([request.offer() for request in requests])  # first, since it checks the requests
     try:
@@ -313,6 +329,17 @@ async def submit_together(requests: Sequence[Submittable], client: EngineClient)
         for request in requests:
             request.abandon()
         raise
+
+
+def _failure(reason: int) -> GenerationError:
+    """The error for a choice whose last event has this in place of a token id."""
+    if reason == GRAMMAR_FAILED:
+        return GrammarError("this answer's grammar cannot be followed any further, by a fault of the server")
+    if reason == EXCLUDED_TOKEN:
+        return NoTokenLeftError(
+            "the grammar and the other constraints of this request exclude every token; the answer cannot be completed"
+        )
+    return GenerationError("the model's output is not a number; the answer cannot be completed")
 
 
 def _by_sequence(events: list[TokenEvent]) -> dict[RequestId, list[TokenEvent]]:

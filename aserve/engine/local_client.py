@@ -12,9 +12,11 @@ import anyio
 
 from aserve.core.capacity import Capacity
 from aserve.core.errors import InvalidRequestError, QueueFullError
+from aserve.core.grammar import Grammar
 from aserve.core.request import GenerationRequest, Request, RequestId
 from aserve.engine.admission import FreePlaces, QueueLimits, check_unit, num_too_many, validate
 from aserve.engine.bridge import CommandQueue, EventRouter
+from aserve.engine.grammars import Grammars
 from aserve.engine.lifecycle import Lifecycle
 from aserve.engine.mailbox import Mailbox
 from aserve.engine.messages import Cancel, StepReport, Submit
@@ -37,6 +39,7 @@ class LocalClient:
         capacity: Capacity,
         vocab_size: int,
         limits: QueueLimits,
+        grammars: Grammars,
     ) -> None:
         self._commands = commands
         self._router = router
@@ -45,6 +48,7 @@ class LocalClient:
         self._capacity = capacity
         self._vocab_size = vocab_size
         self._limits = limits
+        self._grammars = grammars
         self._waiting = WaitingPrompts()
         self._forecast = PlaceForecast()
         self.max_sequences = limits.max_sequences(capacity)
@@ -52,6 +56,10 @@ class LocalClient:
         self._max_commands = 2 * self.max_sequences
         self._num_arrivals = 0
         self._num_preparing = 0
+
+    async def compile(self, grammar: Grammar) -> object:
+        self._lifecycle.refuse_unless_running()
+        return await self._grammars.compile(grammar)
 
     def submit(self, unit: Sequence[tuple[GenerationRequest, Mailbox]]) -> None:
         self._lifecycle.refuse_unless_running()

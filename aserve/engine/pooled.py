@@ -50,6 +50,9 @@ class PooledPrompt:
         """Call this, and nothing given before, when it begins to run."""
         self._mailbox.on_begun = callback
 
+    async def make_ready(self) -> None:
+        """Nothing: it has no grammar."""
+
     def offer(self) -> tuple[GenerationRequest, Mailbox]:
         """What is to be submitted, once."""
         if self._state != "new":

@@ -20,6 +20,7 @@ from aserve.core.config import CacheConfig, EngineConfig
 from aserve.core.errors import ConfigError
 from aserve.core.memory import MemoryUse
 from aserve.core.step import StepPlan, StepResult
+from aserve.grammar import GrammarCompiler
 from aserve.models.model import Model
 from aserve.planning.advice import limit_warning, sized_capacity
 from aserve.planning.kv_size import Sizing
@@ -102,12 +103,12 @@ def build_executor(
     *,
     progress: Callable[[int, int], None] | None = None,
     cache_dir: Path | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> LocalExecutor:
     """Load the model in ``folder``, size and allocate its KV cache, and log where the memory went.
 
-    ``progress`` is told of (bytes loaded, bytes in all); what kernels compile is kept under ``cache_dir``.
-    Raises ConfigError for settings that contradict the model or the machine, ModelLoadError for a checkpoint that
-    cannot be used.
+    ``progress`` is told of (bytes loaded, bytes in all); ``cache_dir`` keeps what kernels compile, ``grammars`` has
+    what grammars compile to. Raises ConfigError when settings contradict the model or the machine, ModelLoadError.
     """
     device = choose_device(config.model)
     kernels = choose_kernels(config.model, device, cache_dir)
@@ -147,7 +148,7 @@ def build_executor(
         if host_tier is not None:
             capacity = host_tier.extend(capacity)
         try:
-            runner = ModelRunner(model, caches, capacity)
+            runner = ModelRunner(model, caches, capacity, grammars)
         except MemoryError:
             raise _too_many_slots(limits, available_bytes()) from None
         memory = sizing.memory_with(capacity)

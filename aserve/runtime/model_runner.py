@@ -17,7 +17,8 @@ from torch import Tensor
 from aserve.core.capacity import Capacity
 from aserve.core.logprobs import PackedLogprobs
 from aserve.core.request import SamplingParams, TokenLogprobs
-from aserve.core.step import INVALID_TOKEN, NewSequence, ScheduledSequence, StepPlan, StepResult
+from aserve.core.step import NewSequence, ScheduledSequence, StepPlan, StepResult
+from aserve.grammar import GrammarCompiler, settle
 from aserve.layers.batch import ForwardBatch
 from aserve.models.model import Model
 from aserve.planning.step_shapes import MAX_PREFILL_TOKENS, step_shapes
@@ -38,24 +39,33 @@ class LaunchedStep:
     pooled: Pooled | None = None
 
     def result(self) -> StepResult:
-        """Wait for the step's own work, not for what was queued later, and read it."""
+        """Wait for the step's own work, not for what was queued later, and read it; once."""
         if self.done is not None:
             self.done.synchronize()
         token_ids: tuple[int, ...] = ()
         logprobs: dict[int, TokenLogprobs] = {}
+        completed: frozenset[int] = frozenset()
         if self.sampled is not None:
             token_ids = tuple(self.sampled.token_ids.tolist())
+            if (bound := self.sampled.constrained) is not None:
+                token_ids, completed = settle(token_ids, bound.rows, bound.matchers)
             if self.sampled.logprobs is not None:
                 logprobs = _read_logprobs(token_ids, self.sampled.logprobs)
-        if self.pooled is None:
-            return StepResult(self.step_id, token_ids, logprobs)
-        return self.pooled.between(StepResult(self.step_id, token_ids, logprobs))
+        result = StepResult(self.step_id, token_ids, logprobs, completed=completed)
+        return result if self.pooled is None else self.pooled.between(result)
 
 
 class ModelRunner:
     """A model, its KV cache and the state of all slots."""
 
-    def __init__(self, model: Model, kv_caches: tuple[tuple[Tensor, Tensor], ...], capacity: Capacity) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kv_caches: tuple[tuple[Tensor, Tensor], ...],
+        capacity: Capacity,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """``grammars``: see ``Sampler``."""
         self._model = model
         self._device = model.ctx.device
         self._graphs: StepGraphs | None = None
@@ -66,6 +76,7 @@ class ModelRunner:
             max_length=capacity.max_length,
             device=self._device,
             sample=model.ctx.kernels.sample,
+            grammars=grammars,
         )
         self._pooler = Pooler(capacity.max_num_seqs, model.spec.hidden_size, self._device)
 
@@ -142,7 +153,7 @@ def _to_host(sampled: Sampled) -> Sampled:
             top_ids=to_host(logprobs.top_ids),
             top_values=to_host(logprobs.top_values),
         )
-    return Sampled(to_host(sampled.token_ids), logprobs)
+    return Sampled(to_host(sampled.token_ids), logprobs, sampled.constrained)
 
 
 def _read_logprobs(token_ids: tuple[int, ...], logprobs: SampledLogprobs) -> dict[int, TokenLogprobs]:
@@ -160,7 +171,7 @@ def _read_logprobs(token_ids: tuple[int, ...], logprobs: SampledLogprobs) -> dic
     )
     entries: dict[int, TokenLogprobs] = {}
     for row, num_top, chosen, top_ids, top_values in columns:
-        if token_ids[row] == INVALID_TOKEN:
+        if token_ids[row] < 0:
             continue
         asked = top_values[:num_top]
         num_possible = num_top - asked.count(-np.inf)  # sorted, so those of probability 0 are last

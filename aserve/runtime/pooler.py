@@ -50,7 +50,8 @@ class Pooled:
             if valid:
                 vectors[place] = vector[:size].tobytes()
         logprobs = {kept[index]: entry for index, entry in result.logprobs.items()}
-        return StepResult(result.step_id, tuple(ids), logprobs, vectors)
+        completed = frozenset([kept[index] for index in result.completed])
+        return StepResult(result.step_id, tuple(ids), logprobs, vectors, completed)
 
 
 class Pooler:

@@ -13,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aserve.core.step import INVALID_TOKEN, StepPlan
+from aserve.core.step import EXCLUDED_TOKEN, INVALID_TOKEN, StepPlan
+from aserve.grammar import GrammarCompiler, GrammarSlots
 from aserve.runtime.penalties import PenaltyRows, PenaltyState
 from aserve.runtime.slot_sampling import Feature, SlotSampling
+from aserve.runtime.token_masks import ConstrainedRows, exclude
 from aserve.runtime.transfer import to_device
 from aserve.runtime.uniforms import uniforms
 from aserve_kernels.kernel_set import Sample
@@ -42,22 +44,36 @@ class SampledLogprobs(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """Tokens of a step: ``token_ids`` [S'] int64, INVALID_TOKEN where the logits were not finite."""
+    """Tokens of a step: ``token_ids`` [S'] int64.
+
+    INVALID_TOKEN where the logits were not finite, EXCLUDED_TOKEN where a row with a grammar had none left. The
+    matchers of ``constrained`` have to take their tokens before the next step of these rows.
+    """
 
     token_ids: Tensor
     logprobs: SampledLogprobs | None
+    constrained: ConstrainedRows | None = None
 
 
 class Sampler:
     """Per-slot sampling state and the sampling of steps. Used by one thread, in step order."""
 
     def __init__(
-        self, *, vocab_size: int, max_num_seqs: int, max_length: int, device: torch.device, sample: Sample
+        self,
+        *,
+        vocab_size: int,
+        max_num_seqs: int,
+        max_length: int,
+        device: torch.device,
+        sample: Sample,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """``grammars`` has what the sequences' grammars were compiled to; without it, rows with a grammar fail."""
         self._vocab_size = vocab_size
         self._device = device
         self._sample = sample
         self._params = SlotSampling(max_num_seqs, vocab_size)
+        self._grammars = GrammarSlots(grammars)
         self._penalties = PenaltyState(
             vocab_size=vocab_size, max_num_seqs=max_num_seqs, max_length=max_length, device=device
         )
@@ -76,11 +92,15 @@ class Sampler:
             if row.new is None:
                 continue
             self._params.assign(row.slot, row.new)
+            self._grammars.close(row.slot)
             if self._params.features[row.slot] & Feature.PENALISED:
                 self._penalties.open(row.slot, (row.new.prior_token_ids or row.token_ids)[0])
             else:
                 self._penalties.close(row.slot)
-        penalised = np.flatnonzero(self._params.features[slots] & Feature.PENALISED)
+        features = self._params.features[slots]
+        for index in np.flatnonzero(features & Feature.GRAMMAR).tolist():
+            self._grammars.observe(plan.sequences[index])
+        penalised = np.flatnonzero(features & Feature.PENALISED)
         if len(penalised):
             rows = (plan.sequences[i] for i in penalised.tolist())
             self._penalties.observe(rows, self._params.prompt_lengths)
@@ -89,8 +109,8 @@ class Sampler:
         """Sample one token per row.
 
         ``logits`` [S', V] float32 is overwritten; ``slots`` [S'] owns each row; ``positions`` [S'] is each new token's
-        place in its sequence. Order: repetition penalty, presence and frequency penalties, logit bias, min_tokens;
-        log-probabilities are those of the logits so far; then temperature and the filters.
+        place in its sequence. Order: repetition penalty, presence and frequency penalties, logit bias, min_tokens, the
+        grammar's mask; log-probabilities are those of the logits so far; then temperature and the filters.
         """
         features = self._params.features[slots]
         wanted = int(np.bitwise_or.reduce(features))
@@ -100,9 +120,14 @@ class Sampler:
             self._penalties.apply(logits, penalised)
         if wanted & (Feature.BIASED | Feature.MIN_TOKENS):
             self._edit(logits, slots, positions)
+        constrained = None
+        if wanted & Feature.GRAMMAR:
+            rows = np.flatnonzero(features & Feature.GRAMMAR)
+            constrained = exclude(logits, self._grammars, rows, slots[rows], positions[rows])
         best = _argmax(logits)
         # The argmax of a row with a NaN is a NaN, of a row of -inf it is -inf: one value per row tells.
-        valid = logits.gather(1, best.unsqueeze(1)).squeeze(1).isfinite()
+        largest = logits.gather(1, best.unsqueeze(1)).squeeze(1)
+        valid = largest.isfinite()
         token_ids = best
         if wanted & Feature.SAMPLED:
             token_ids = self._draw(logits, valid, best, slots, positions)
@@ -111,7 +136,10 @@ class Sampler:
         logprobs = None
         if wanted & Feature.LOGPROBS:
             logprobs = self._logprobs(logits, token_ids, np.flatnonzero(features & Feature.LOGPROBS), slots)
-        return Sampled(token_ids.masked_fill(~valid, INVALID_TOKEN), logprobs)
+        token_ids = token_ids.masked_fill(~valid, INVALID_TOKEN)
+        if constrained is not None:
+            token_ids = token_ids.masked_fill_(largest == -torch.inf, EXCLUDED_TOKEN)
+        return Sampled(token_ids, logprobs, constrained)
 
     def _select_penalised(self, slots: Ints, positions: Ints, features: NDArray[np.uint8]) -> PenaltyRows:
         rows = np.flatnonzero(features & Feature.PENALISED)

@@ -26,6 +26,7 @@ class Feature(IntFlag):
     BIASED = 4
     MIN_TOKENS = 8
     LOGPROBS = 16
+    GRAMMAR = 32
 
 
 class SlotSampling:
@@ -72,13 +73,16 @@ class SlotSampling:
         self.bias_ids[slot] = np.array([i for i, _ in bias], np.int64)
         self.bias_values[slot] = np.array([value for _, value in bias], np.float32)
         stop_ids = [i for i in params.stop_token_ids if 0 <= i < self._vocab_size]
-        self.stop_ids[slot] = np.array(stop_ids if params.min_tokens > 0 else [], np.int64)
+        constrained = params.grammar is not None  # then its matcher holds stop ids back, as far as it can do without
+        held_back = params.min_tokens > 0 and not constrained
+        self.stop_ids[slot] = np.array(stop_ids if held_back else [], np.int64)
         self.features[slot] = (
             sampled * Feature.SAMPLED
             | _is_penalised(params) * Feature.PENALISED
             | bool(bias) * Feature.BIASED
-            | (params.min_tokens > 0 and bool(stop_ids)) * Feature.MIN_TOKENS
+            | (held_back and bool(stop_ids)) * Feature.MIN_TOKENS
             | (params.num_logprobs is not None) * Feature.LOGPROBS
+            | constrained * Feature.GRAMMAR
         )
 
     def edits(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[NDArray[Any], ...] | None:

@@ -172,6 +172,8 @@ class Scheduler:
             num_known = len(sequence.token_ids) + sequence.num_pending
             num_scheduled = sequence.num_computed + sequence.num_in_flight
             if num_known == num_scheduled + 1 and num_known < sequence.max_length:
+                if sequence.keeps_to_grammar and sequence.num_pending:
+                    continue  # what may follow depends on that token; the others go on
                 if num_scheduled < sequence.num_covered:
                     rows[sequence] = 1
                     draft.budget -= 1
@@ -341,19 +343,26 @@ class Scheduler:
         token_id = result.sampled[index]
         sequence.num_pending -= 1
         vector = None
-        if token_id == INVALID_TOKEN:
-            finish_reason = FinishReason.ERROR
+        completes = index in result.completed if result.completed else False
+        if token_id >= 0:
+            sequence.token_ids.append(token_id)
+            finish_reason = FinishReason.STOP if completes else sequence.finish_reason_after(token_id)
         elif token_id == POOLED:
             finish_reason, vector = FinishReason.STOP, result.vectors[index]
         else:
-            sequence.token_ids.append(token_id)
-            finish_reason = sequence.finish_reason_after(token_id)
+            finish_reason = FinishReason.ERROR
         if finish_reason is not None:
             sequence.finish_reason = finish_reason
             self._retire(sequence)
         logprobs = result.logprobs.get(index) if result.logprobs else None
         return TokenEvent(
-            sequence.request.request_id, token_id, logprobs, finish_reason, sequence.num_cached_tokens, vector
+            sequence.request.request_id,
+            token_id,
+            logprobs,
+            finish_reason,
+            sequence.num_cached_tokens,
+            vector,
+            completes,
         )
 
     # -- leaving -----------------------------------------------------------------------------------------------------

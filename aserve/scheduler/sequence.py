@@ -36,6 +36,7 @@ class Sequence:
         num_cached_blocks: blocks of a cached prefix when last looked for, -1 before; an estimate for the order.
         num_overtaken: how many that come after it in policy order were admitted before it for their cached prefix.
         num_cached_tokens: prompt tokens that came from the prefix cache when it first ran.
+        keeps_to_grammar: its next token cannot be sampled before the last one's value has been read.
         finish_reason: set once it has ended; ``cancelled`` when it was ended from outside.
     """
 
@@ -47,6 +48,7 @@ class Sequence:
         "epoch",
         "finish_reason",
         "first_blocks",
+        "keeps_to_grammar",
         "key",
         "last_step_id",
         "max_length",
@@ -70,6 +72,7 @@ class Sequence:
         self.request = request
         self.key = key
         self.max_length = request.max_length + (request.pooling is not None)  # its vector takes a token's place
+        self.keeps_to_grammar = request.sampling.grammar is not None
         self.stop_token_ids = frozenset(request.sampling.stop_token_ids)
         self.token_ids = list(request.prompt_token_ids)
         self.num_pending = 0
@@ -112,8 +115,10 @@ class Sequence:
 
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
         """Why the sequence ends with this token, the last of ``token_ids``; None if it goes on."""
-        if token_id in self.stop_token_ids and self._num_generated > self.request.sampling.min_tokens:
-            return FinishReason.STOP
+        if token_id in self.stop_token_ids and (
+            self.keeps_to_grammar or self._num_generated > self.request.sampling.min_tokens
+        ):
+            return FinishReason.STOP  # a grammar holds stop ids back itself, as far as it allows anything else
         if len(self.token_ids) >= self.max_length:
             return FinishReason.LENGTH
         return None

@@ -16,6 +16,7 @@ from aserve.core.request import GenerationRequest
 from aserve.server.chat_schema import ChatRequest
 from aserve.server.completion_schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from aserve.server.schema import SamplingFields
+from aserve.server.structured import compile_for
 
 if TYPE_CHECKING:
     from aserve.engine.engine import Engine
@@ -75,6 +76,7 @@ async def prepare_chat(engine: Engine, request: ChatRequest) -> Job:
     if request.allow_control_tokens:
         options["allow_control_tokens"] = True
     with engine.preparing(request.num_choices):
+        await _compile(engine, request)
         ids = await engine.encode_chat([message.for_template() for message in request.messages], **options)
     if not ids:
         raise InvalidRequestError("the messages give an empty prompt", param="messages")
@@ -91,6 +93,7 @@ async def prepare_completion(engine: Engine, request: CompletionRequest) -> Job:
     fitted: list[int] = []
     limit = DEFAULT_MAX_TOKENS if request.token_limit is None else request.token_limit
     with engine.preparing(len(request.prompts) * request.num_choices):
+        await _compile(engine, request)
         for prompt in request.prompts:
             ids = await engine.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
             if not ids:
@@ -112,6 +115,12 @@ def check_name(engine: Engine, name: str) -> None:
         shown = name if len(name) <= 100 else name[:100] + "…"
         served = ", ".join(engine.model_names)
         raise ModelNotFoundError(f"the model '{shown}' is not served here; served: {served}", param="model")
+
+
+async def _compile(engine: Engine, request: SamplingFields) -> None:
+    """Have the request's grammar ready, if it has one. Raises as ``compile_for``."""
+    if request.constraint is not None:
+        await compile_for(engine, request.constraint)
 
 
 def _check_size(engine: Engine, num_prompts: int, num_choices: int) -> None:
@@ -142,6 +151,8 @@ def _options(request: SamplingFields) -> dict[str, Any]:
         options["top_k"] = max(request.top_k, 0)
     if request.seed is not None:
         options["seed"] = request.seed % 2**64
+    if request.constraint is not None:
+        options["grammar"] = request.constraint.grammar
     if request.num_logprobs is not None:
         options["num_logprobs"] = request.num_logprobs
     return options

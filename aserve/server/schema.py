@@ -10,6 +10,17 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from aserve.server.structured import (
+    Choices,
+    Constraint,
+    Pattern,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    named,
+    of_schema,
+    only_one,
+)
 from aserve.server.validation import RuleError
 
 MAX_STOPS = 16
@@ -98,6 +109,14 @@ class SamplingFields(BaseModel):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
+    json_schema: Schema | None = None
+    grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
@@ -116,7 +135,27 @@ class SamplingFields(BaseModel):
         limit = self.token_limit
         if limit is not None and self.min_tokens is not None and self.min_tokens > limit:
             raise RuleError(f"is {self.min_tokens}, more than the token limit of {limit}", where=("min_tokens",))
+        only_one(self._constraints())
         return self
+
+    def _constraints(self) -> list[Constraint]:
+        """What the answer has to look like, by every field that says so."""
+        found = list(
+            named("guided_", self.guided_json, self.guided_regex, self.guided_choice or None, self.guided_grammar)
+        )
+        found += named("", None, None, None, self.grammar or None)
+        if self.json_schema is not None:
+            found.append(of_schema(self.json_schema, "json_schema"))
+        if self.structured_outputs is not None:
+            found += self.structured_outputs.constraints()
+        if self.response_format is not None and (asked := self.response_format.constraint()):
+            found.append(asked)
+        return found
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the answer has to look like; None leaves it free."""
+        return only_one(self._constraints())
 
     @property
     def token_limit(self) -> int | None:

@@ -45,6 +45,7 @@ class Tokenizer:
         self._special = frozenset(i for i, token in added.items() if token.special)
         num_ids = 1 + max(cast(dict[str, int], self._rust.get_vocab(with_added_tokens=True)).values(), default=0)
         self.vocab_size = settings.vocab_size or num_ids
+        self._num_ids = num_ids
         self._may_exceed = num_ids > self.vocab_size
         own = backend.eos_token_id
         stops = {*settings.stop_token_ids, *([own] if isinstance(own, int) else [])}
@@ -155,6 +156,31 @@ class Tokenizer:
         if self._scheme is not None:
             return self._all_bytes[token_id]
         return self._decode([token_id], skip_special_tokens=False).encode() if token_id >= 0 else b""
+
+    @property
+    def num_ids(self) -> int:
+        """Ids in ``[0, num_ids)`` have tokens or belong to the model's vocabulary."""
+        return max(self._num_ids, self.vocab_size)
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether each token has bytes of its own, so that a text's tokens can be told one by one."""
+        return self._scheme is not None
+
+    @property
+    def strips(self) -> bool:
+        """Whether a text loses a space that it begins with."""
+        return self._scheme is not None and self._scheme.strip > 0
+
+    def stripped_ids(self) -> list[int]:
+        """Return the ids whose first character is lost at the beginning of a text; 0.1 s for 32,000 tokens."""
+        assert self._scheme is not None
+        lost = self._scheme.strip_character.encode()
+        return [i for i in range(self.vocab_size) if self._all_bytes[i].startswith(lost)]
+
+    def serialised(self) -> str:
+        """Return the text of tokenizer.json; 0.1 s for 262,144 tokens."""
+        return cast(str, self._rust.to_str())
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a fresh detokenizer for one sequence."""

@@ -22,6 +22,7 @@ from aserve.engine.admission import QueueLimits
 from aserve.engine.bridge import CommandQueue, EventRouter
 from aserve.engine.engine import Engine, run_engine
 from aserve.engine.generation import Generation
+from aserve.engine.grammars import Grammars
 from aserve.engine.lifecycle import Lifecycle
 from aserve.engine.local_client import LocalClient
 from aserve.engine.messages import Failed, Loaded, Stop
@@ -91,6 +92,7 @@ class ManualEngine:
             recorder=self.recorder,
             capacity=executor.capacity,
             vocab_size=260,
+            grammars=Grammars(None, timeout_s=10.0, call_soon=self.router.call_soon),
             limits=QueueLimits(
                 max_sequences_waiting=max_queue, max_tokens_waiting=max_queue_tokens, max_wait_s=max_wait_s
             ),

@@ -12,9 +12,7 @@ from aserve.core.errors import (
     EngineDrainingError,
     InvalidRequestError,
     QueueFullError,
-    UnsupportedFieldError,
 )
-from aserve.core.grammar import Grammar, GrammarKind
 from aserve.engine.admission import fit, num_too_many
 from aserve.engine.drain_rate import DrainRate
 from aserve.engine.generation import submit_together
@@ -305,12 +303,3 @@ async def test_a_request_becomes_sequences_in_order(manual):
     assert [s.request_id for s in sequences] == [f"{request.request_id}-{i}" for i in range(3)]
     assert [s.arrival_index for s in sequences] == [10, 11, 12]
     assert {(s.priority, s.cache_salt, s.prompt_token_ids) for s in sequences} == {(2, b"x", (97, 98, 99))}
-
-
-@pytest.mark.anyio
-async def test_a_grammar_is_refused_by_name(manual):
-    with pytest.raises(UnsupportedFieldError) as info:
-        await enter(manual(), sampling={"grammar": Grammar(GrammarKind.JSON_OBJECT)})
-    assert info.value.param == "grammar"
-    with pytest.raises(InvalidRequestError, match="Grammar"):
-        await enter(manual(), sampling={"grammar": "json"})

@@ -102,7 +102,7 @@ async def test_a_storm_with_the_thread(running, request_to, monkeypatch, within,
         schedulers.append(Scheduler(*args, **kwargs))
         return schedulers[-1]
 
-    monkeypatch.setattr("aserve.engine.engine.Scheduler", remember)
+    monkeypatch.setattr("aserve.engine.new_scheduler.Scheduler", remember)
     with within():
         async with running(max_in_flight=max_in_flight, num_blocks=24, max_model_len=64, max_queue=12) as engine:
             make = partial(request_to, engine)

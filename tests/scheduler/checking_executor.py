@@ -17,6 +17,9 @@ from aserve.core.step import INVALID_TOKEN, NO_BLOCK, PENDING, BlockCopy, Schedu
 Root = tuple[object, ...]
 """What a prefix is computed with, apart from its tokens."""
 
+COMPLETING = frozenset(b"uvwxyz")
+"""Letters that complete the grammar of a sequence that has one."""
+
 _MASK = (1 << 61) - 1
 
 
@@ -68,6 +71,7 @@ class Slot:
     hashes: list[int] = field(default_factory=list)
     content: int = 1
     last_sampled: int = PENDING
+    constrained: bool = False
 
 
 class CheckingExecutor:
@@ -95,8 +99,16 @@ class CheckingExecutor:
             assert self.host[copy.host_slot].cells, f"S12: host slot {copy.host_slot} restored before it was written"
             self.blocks[copy.block_id].copy_from(self.host[copy.host_slot])
             self.num_restored_blocks += 1
-        sampled = [self._run(row) for row in plan.sequences]
-        self._results.append(StepResult(plan.step_id, tuple(token for token in sampled if token is not None)))
+        sampled: list[int] = []
+        completed: set[int] = set()
+        for row in plan.sequences:
+            token = self._run(row)
+            if token is None:
+                continue
+            if self.slots[row.slot].constrained and token in COMPLETING:
+                completed.add(len(sampled))
+            sampled.append(token)
+        self._results.append(StepResult(plan.step_id, tuple(sampled), completed=frozenset(completed)))
 
     def wait(self) -> StepResult:
         return self._results.popleft()
@@ -119,6 +131,7 @@ class CheckingExecutor:
         if row.new is not None:
             self._begin(row)
         slot = self.slots[row.slot]
+        assert not (slot.constrained and PENDING in row.token_ids), f"{row.request_id}: a mask without its last token"
         for table, block_ids in zip(slot.tables, row.new_block_ids, strict=False):
             table.extend(block_ids)
         assert len(slot.hashes) == row.start, f"S9: {row.request_id} starts at {row.start}, not {len(slot.hashes)}"
@@ -145,7 +158,8 @@ class CheckingExecutor:
     def _begin(self, row: ScheduledSequence) -> None:
         assert row.new is not None
         root = hash(self.root_of(row.request_id)) & _MASK
-        slot = self.slots[row.slot] = Slot([[] for _ in self.capacity.windows], root)
+        constrained = row.new.sampling.grammar is not None
+        slot = self.slots[row.slot] = Slot([[] for _ in self.capacity.windows], root, constrained=constrained)
         previous = root
         for token in row.new.prior_token_ids:
             slot.content = chain(slot.content, token)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from checking_executor import CheckingExecutor, chain, next_letter
+from checking_executor import COMPLETING, CheckingExecutor, chain, next_letter
 
 from aserve.core.capacity import Capacity
+from aserve.core.grammar import Grammar, GrammarKind
 from aserve.core.request import FinishReason, Request, SamplingParams
 from aserve.core.step import INVALID_TOKEN, NO_BLOCK, ScheduledSequence, StepPlan, TokenEvent
 from aserve.scheduler import Scheduler, check
@@ -54,12 +55,18 @@ def request(
     stop: tuple[int, ...] = (),
     salt: bytes = b"",
     min_tokens: int = 0,
+    constrained: bool = False,
 ) -> Request:
     ids = tuple(prompt.encode()) if isinstance(prompt, str) else prompt
     return Request(
         request_id=name,
         prompt_token_ids=ids,
-        sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, min_tokens=min_tokens),
+        sampling=SamplingParams(
+            max_tokens=max_tokens,
+            stop_token_ids=stop,
+            min_tokens=min_tokens,
+            grammar=Grammar(GrammarKind.JSON_OBJECT) if constrained else None,
+        ),
         priority=priority,
         arrival_index=arrival,
         cache_salt=salt,
@@ -76,7 +83,11 @@ def isolated(req: Request) -> tuple[list[int], FinishReason]:
         token = next_letter(content)
         content = chain(content, token)
         output.append(token)
-        if token in req.sampling.stop_token_ids and len(output) > req.sampling.min_tokens:
+        if req.sampling.grammar is not None and token in COMPLETING:
+            return output, FinishReason.STOP
+        if token in req.sampling.stop_token_ids and (
+            req.sampling.grammar is not None or len(output) > req.sampling.min_tokens
+        ):
             return output, FinishReason.STOP
         if len(output) == req.sampling.max_tokens:
             return output, FinishReason.LENGTH

@@ -68,12 +68,20 @@ class History(RuleBasedStateMachine):
         stops=st.sets(st.sampled_from(LETTERS), max_size=2),
         salt=st.sampled_from([b"", b"", b"s"]),
         choices=st.sampled_from([1, 1, 1, 2, 3]),
+        constrained=st.sampled_from([False, False, True]),
     )
-    def add(self, prompt, length, max_tokens, priority, stops, salt, choices) -> None:
+    def add(self, prompt, length, max_tokens, priority, stops, salt, choices, constrained) -> None:
         """One request, or several with one prompt, as ``n`` choices are."""
         length = min(length, self.driver.capacity.max_length - 1)
         for _ in range(choices if length else 0):
-            self._add(tuple(prompt[:length].encode()), max_tokens, priority=priority, stops=stops, salt=salt)
+            self._add(
+                tuple(prompt[:length].encode()),
+                max_tokens,
+                priority=priority,
+                stops=stops,
+                salt=salt,
+                constrained=constrained,
+            )
 
     @precondition(lambda self: self.driver.finished_names())
     @rule(data=st.data(), max_tokens=st.integers(1, 8))
@@ -86,7 +94,7 @@ class History(RuleBasedStateMachine):
         if prompt:
             self._add(prompt, max_tokens, salt=before.cache_salt)
 
-    def _add(self, prompt, max_tokens, *, priority=0, stops=(), salt=b"") -> None:
+    def _add(self, prompt, max_tokens, *, priority=0, stops=(), salt=b"", constrained=False) -> None:
         self.count += 1
         self.driver.add(
             request(
@@ -97,6 +105,7 @@ class History(RuleBasedStateMachine):
                 priority=priority,
                 stop=tuple(sorted(stops)),
                 salt=salt,
+                constrained=constrained,
             )
         )
 

@@ -94,6 +94,10 @@ MUTANTS = {
     "restore from a reused slot": Mutant(HostCache, "_take_slot", "if slot in self._pinned:", "if False:", **HOST),
     "save lost": Mutant(HostCache, "take_copies", "self._saves.items()", "list(self._saves.items())[1:]", **HOST),
     "restore lost": Mutant(KVCacheManager, "_restore", "self.host.restore(key, block_id)", "pass", **HOST),
+    "mask without its last token": Mutant(
+        Scheduler, "_schedule_decodes", "sequence.keeps_to_grammar and sequence.num_pending", "False"
+    ),
+    "text after a complete grammar": Mutant(Scheduler, "_take_token", "FinishReason.STOP if completes else", ""),
     "host kept by a reset": Mutant(KVCacheManager, "reset", "self.host.clear()", "pass", **HOST),
 }
 

@@ -66,6 +66,32 @@ def test_the_next_step_is_planned_before_the_token_is_known() -> None:
     driver.finish()
 
 
+def test_a_row_with_a_grammar_waits_for_its_last_token_and_the_others_go_on() -> None:
+    driver = Driver(capacity(max_in_flight=2))
+    driver.add(request("free", "abc", 9))
+    driver.add(request("bound", "abx", 9, arrival=1, constrained=True))
+    rows = [{row.request_id: row.token_ids for row in driver.plan().sequences} for _ in range(2)]
+    assert rows[0].keys() == {"free", "bound"}
+    assert rows[1] == {"free": (PENDING,)}
+    (first,) = [event.token_id for event in driver.commit() if event.request_id == "bound"]
+    assert {row.request_id: row.token_ids for row in driver.plan().sequences} == {"free": (PENDING,), "bound": (first,)}
+    driver.finish()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_complete_grammar_ends_its_sequence_with_a_token_of_the_text(depth: int) -> None:
+    driver = Driver(capacity(max_in_flight=depth))
+    names = [f"r{i}" for i in range(6)]
+    for arrival, name in enumerate(names):
+        driver.add(request(name, name * 3, 20, arrival=arrival, constrained=True))
+    driver.finish()
+    completed = [name for name in names if driver.events[name][-1].completes]
+    assert completed, "some were complete before their limit"
+    for name in completed:
+        assert driver.events[name][-1].finish_reason == FinishReason.STOP
+    assert not any(event.completes for name in names for event in driver.events[name][:-1])
+
+
 def test_no_step_is_planned_beyond_the_limit_while_tokens_are_pending() -> None:
     """With two steps in flight a request of two tokens still takes exactly two rows."""
     driver = Driver(capacity(max_in_flight=2))

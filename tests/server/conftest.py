@@ -15,6 +15,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from aserve.assembly import grammar_compiler
 from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from aserve.core.pooling import Abilities
@@ -266,13 +267,15 @@ def serving(tokenizer):
         fake = {k: options.pop(k) for k in ("next_token", "fail_at_step", "step_s") if k in options}
         config = EngineConfig(model=ModelConfig(model="fake"), scheduler=SchedulerConfig(max_queue=max_queue))
         kind = FakeExecutor if gate is None else partial(GatedExecutor, gate=gate)
-        factory = partial(kind, replace(CAPACITY, **options), **fake)
+        grammars = grammar_compiler(tokenizer, size=64)
+        factory = partial(kind, replace(CAPACITY, **options), grammars=grammars, **fake)
         async with run_engine(
             executor_factory=factory,
             tokenizer=tokenizer,
             config=config,
             model_names=("M", "org/M2"),
             abilities=abilities,
+            grammars=grammars,
         ) as engine:
             try:
                 yield Client(App(EngineSlot(engine), ServerConfig(**(server or {}))))

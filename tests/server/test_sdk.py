@@ -8,11 +8,14 @@ from contextlib import contextmanager
 
 import anyio
 import openai
+import pydantic
 import pytest
 import trio
 import uvicorn
 from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
+
+from aserve.testing import hash_letter
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -207,3 +210,33 @@ def test_many_streams_of_the_async_client(url, sdk):
             model="M", messages=[{"role": "user", "content": f"question {n}"}], temperature=0, max_tokens=12
         )
         assert alone.choices[0].message.content == texts[n]
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    tags: list[str]
+
+
+def compact(tokens, seed):
+    """A model that often wants to close something."""
+    return b'"""]}}0a:,'[hash_letter(tokens, seed) % 10]
+
+
+def test_a_model_of_pydantic_is_what_comes_back(serving):
+    with (
+        running(_Hypercorn, serving, next_token=compact) as url,
+        openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client,
+    ):
+        asked = {"model": "M", "messages": USER, "response_format": Person, "max_tokens": 200}
+        choice = client.chat.completions.parse(**asked).choices[0]
+        assert choice.finish_reason == "stop"
+        assert isinstance(choice.message.parsed, Person)
+        with client.chat.completions.stream(**asked) as stream:
+            for event in stream:
+                assert event.type
+            assert stream.get_final_completion().choices[0].message.parsed == choice.message.parsed
+        with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+            client.chat.completions.create(
+                model="M", messages=USER, extra_body={"guided_json": {"type": "array", "uniqueItems": True}}
+            )

@@ -19,7 +19,7 @@ from aserve.core.capacity import Capacity
 from aserve.core.config import EngineConfig
 from aserve.core.errors import EngineDrainingError, ModelLoadError
 from aserve.core.step import StepExecutor, StepResult, TokenEvent
-from aserve.engine import engine as engine_module
+from aserve.engine import new_scheduler
 from aserve.engine.engine import Engine, run_engine
 from aserve.scheduler import Scheduler
 from aserve.server import serve
@@ -81,7 +81,7 @@ def remember_scheduler(world: World) -> Generator[None]:
         scheduler.commit = observed  # type: ignore[method-assign]
         return scheduler
 
-    with replace({(engine_module, "Scheduler"): make}):
+    with replace({(new_scheduler, "Scheduler"): make}):
         yield
 
 
