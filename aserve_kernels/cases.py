@@ -71,6 +71,16 @@ def _make_linear(make: Maker, shape: Shape) -> Inputs:
     }
 
 
+def _make_grouped_linear(make: Maker, shape: Shape) -> Inputs:
+    counts, columns = shape["counts"], shape["columns"]
+    ends = [sum(counts[: group + 1]) for group in range(len(counts))]
+    return {
+        "x": make.normal(sum(counts), columns),
+        "weight": make.normal(len(counts), shape["rows"], columns) * columns**-0.5,
+        "ends": make.integers(ends),
+    }
+
+
 def _make_rms_norm(make: Maker, shape: Shape) -> Inputs:
     *rows, size = shape["x"]
     x = make.normal(*rows, size + shape.get("gap", 0))[..., :size]
@@ -257,6 +267,24 @@ _OPERATIONS = (
             {"x": (tokens, columns), "rows": rows}
             for rows, columns in ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))
             for tokens in (1, 4, 32)
+        ),
+    ),
+    Operation(
+        "grouped_linear",
+        _make_grouped_linear,
+        (),
+        (),
+        (
+            {"counts": (3, 0, 5, 1), "columns": 70, "rows": 9},
+            {"counts": (0, 0, 1, 0, 0), "columns": 33, "rows": 130},
+            {"counts": (40, 0, 17), "columns": 20, "rows": 5},
+            {"counts": (150, 1), "columns": 64, "rows": 64},
+            {"counts": (0, 0), "columns": 16, "rows": 4},
+        ),
+        tuple(
+            {"counts": (each,) * 128, "columns": columns, "rows": rows}
+            for columns, rows in ((2048, 1536), (768, 2048))
+            for each in (1, 16, 512)
         ),
     ),
     Operation(

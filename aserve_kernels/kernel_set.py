@@ -26,6 +26,18 @@ class Linear(Protocol):
         ...
 
 
+class GroupedLinear(Protocol):
+    """A matrix product in which each group of rows has a plain weight of its own, as the experts of a layer have."""
+
+    def __call__(self, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        """Return [R, N] in x's dtype: rows ``ends[e - 1]`` to ``ends[e]`` of ``x`` [R, K] times ``weight[e]``.
+
+        ``weight`` [E, N, K] is multiplied transposed; ``ends`` [E] int32 never falls, and its last is R: groups may be
+        empty. All but ``ends`` have one dtype; sums are in float32.
+        """
+        ...
+
+
 class PackedMatrix(Protocol):
     """The product with one matrix that a backend keeps in a form of its own."""
 
@@ -254,6 +266,7 @@ class KernelSet:
 
     name: str
     linear: Linear
+    grouped_linear: GroupedLinear
     rms_norm: RmsNorm
     fused_add_rms_norm: FusedAddRmsNorm
     rotary: Rotary

@@ -45,6 +45,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    "phi3": {
+        "model_type": "phi3", "hidden_size": 96, "sliding_window": 9, "partial_rotary_factor": 0.75,
+        "tie_word_embeddings": True,
+        "original_max_position_embeddings": 4,  # shorter than all texts: transformers' frequencies depend on the length
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.4, 1.5, 2.0],
+            "long_factor": [1.0, 1.5, 2.5, 4.0, 9.0, 16.0],
+        },
+    },
+    "olmo2": {"model_type": "olmo2"},
+    "granite": {
+        "model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.11,
+        "logits_scaling": 5.0, "attention_bias": True, "mlp_bias": True,
+    },
+    "glm": {"model_type": "glm"},
+    "glm4": {"model_type": "glm4"},
+    "cohere": {"model_type": "cohere", "attention_bias": True},
+    "cohere_qk_norm": {"model_type": "cohere", "use_qk_norm": True},
+    "cohere2": {"model_type": "cohere2", "sliding_window": 6, "num_hidden_layers": 5},
+    "starcoder2": {"model_type": "starcoder2", "sliding_window": 8},
+    "mixtral": {"model_type": "mixtral", "sliding_window": 10},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "norm_topk_prob": True, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 11,
+    },
 }  # fmt: skip
 
 

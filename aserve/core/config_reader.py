@@ -30,12 +30,20 @@ class ConfigReader:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not _is_positive(value):
             raise self.error(name, value, "a positive number")
-        return float(value)
+        return float(cast("float", value))
 
     def optional_number(self, name: str) -> float | None:
         return self.number(name) if self.has(name) else None
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of positive numbers, so many."""
+        found: object = self.config.get(name)
+        values = cast("list[Any]", found) if isinstance(found, list) else []
+        if len(values) != count or not all(map(_is_positive, values)):
+            raise self.error(name, found, f"a list of {count} positive numbers")
+        return tuple(map(float, values))
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
@@ -72,3 +80,7 @@ class ConfigReader:
         if default is None:
             raise ModelLoadError(f"config.json: {self._where}{name} is missing")
         return default
+
+
+def _is_positive(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf

@@ -11,71 +11,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, cast
 
 from aserve.core.config_reader import ConfigReader
 from aserve.core.errors import ModelLoadError
-from aserve.core.rope_spec import RopeSpec, read_rope, read_ropes_by_layer_type
+from aserve.core.experts_spec import ExpertsSpec, read_experts
+from aserve.core.families import FAMILIES, Activation, Block, Family, Norm, QkNorm
+from aserve.core.rope_spec import RopeSpec, read_rope, read_ropes_by_layer_type, without_rope
 
-Activation = Literal["silu", "gelu_tanh"]
-
-
-class _Family(NamedTuple):
-    """What differs between the architectures' readings of ``config.json``."""
-
-    defaults: Mapping[str, Any] = {}  # of keys that are absent
-    qkv_bias: bool | None = None  # None: attention_bias decides
-    output_bias: bool | None = None
-    mlp_bias: bool | None = False
-    qk_norm: bool = False
-    windows: Literal["none", "all", "by_layer", "pattern"] = "none"
-    gemma: bool = False
-    two_ropes: bool = False
-
-
-_GEMMA_DEFAULTS: Mapping[str, Any] = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "tie_word_embeddings": True,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "eos_token_id": 1,
-}
-_GEMMA3 = _Family(
-    # The first published configs of Gemma 3 leave out whatever transformers has a default for.
-    {**_GEMMA_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6},
-    qk_norm=True,
-    windows="pattern",
-    gemma=True,
-    two_ropes=True,
-)
-_FAMILIES: Mapping[str, _Family] = {
-    "LlamaForCausalLM": _Family(mlp_bias=None),
-    "MistralForCausalLM": _Family(
-        {"num_key_value_heads": 8, "sliding_window": 4096}, qkv_bias=False, output_bias=False, windows="all"
-    ),
-    "Qwen2ForCausalLM": _Family(
-        {"num_key_value_heads": 32, "sliding_window": 4096}, qkv_bias=True, output_bias=False, windows="by_layer"
-    ),
-    "Qwen3ForCausalLM": _Family(
-        {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096}, qk_norm=True, windows="by_layer"
-    ),
-    "Gemma2ForCausalLM": _Family(
-        {
-            **_GEMMA_DEFAULTS,
-            "sliding_window_pattern": 2,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        windows="pattern",
-        gemma=True,
-    ),
-    "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _GEMMA3,
-}
-_SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
 _OUTER_KEYS = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Keys that a config with a ``text_config`` has beside it; they count before those inside."""
 
@@ -87,11 +30,18 @@ class ModelSpec:
     Attributes:
         max_positions: longest sequence the positions are defined for (the model's context).
         rope, window_rope: of layers that see everything, and of those with a window; often the same.
+        block, norm, qk_norm: see their types in ``families``.
+        norm_eps: of all norms.
         norm_unit_offset: whether norms scale by 1 + weight, before they round.
+        gated_mlp: whether the MLP multiplies two projections of its input.
         embedding_scale: what embeddings are multiplied by, rounded to the dtype of activations.
+        residual_scale: what attention's and the MLP's outputs are multiplied by before they are added.
+        logit_scale: what logits are multiplied by.
         attention_scale: what products of queries and keys are multiplied by.
         attention_softcap: bounds attention scores s to c * tanh(s / c); None: unbounded.
         logit_softcap: the same for logits.
+        grouped_qkv: whether the stored projection has the rows of each KV head together: its queries, key and value.
+        experts: of layers whose MLP is a choice of several; None: there are none.
         sliding_windows: per layer, how many positions a query sees including its own; None: all.
         dtype: name of the checkpoint's dtype ("bfloat16"), None when the config does not say.
         quant_method: name of the quantisation of the stored weights ("awq"); None: plain.
@@ -107,17 +57,24 @@ class ModelSpec:
     num_kv_heads: int
     head_dim: int
     max_positions: int
-    rms_norm_eps: float
+    block: Block
+    norm: Norm
+    norm_eps: float
     norm_unit_offset: bool
     activation: Activation
+    gated_mlp: bool
     embedding_scale: float
+    residual_scale: float
+    logit_scale: float
     rope: RopeSpec
     window_rope: RopeSpec
     tie_word_embeddings: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: QkNorm
+    grouped_qkv: bool
+    experts: ExpertsSpec | None
     attention_scale: float
     attention_softcap: float | None
     logit_softcap: float | None
@@ -145,7 +102,7 @@ class ModelSpec:
         """Read a parsed ``config.json``. Raises ModelLoadError that names the field at fault."""
         config = _with_head(config)
         architecture = _architecture(config)
-        family = _FAMILIES[architecture]
+        family = FAMILIES[architecture]
         reader = _open(config, architecture, family)
         hidden_size = reader.integer("hidden_size")
         num_heads = reader.integer("num_attention_heads")
@@ -155,14 +112,8 @@ class ModelSpec:
                 f"config.json: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
             )
         head_dim = _head_dim(reader, hidden_size, num_heads)
-        max_positions = reader.integer("max_position_embeddings")
-        if family.two_ropes:
-            rope, window_rope, max_positions = read_ropes_by_layer_type(reader, head_dim, max_positions)
-        else:
-            rope, max_positions = read_rope(reader, head_dim, max_positions)
-            window_rope = rope
         num_layers = reader.integer("num_hidden_layers")
-        attention_bias = reader.boolean("attention_bias", False)
+        rope, window_rope, max_positions = _ropes(reader, family, head_dim)
         return cls(
             architecture=architecture,
             vocab_size=reader.integer("vocab_size"),
@@ -173,31 +124,35 @@ class ModelSpec:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             max_positions=max_positions,
-            rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+            block=family.block,
+            norm=family.norm,
+            norm_eps=reader.number(family.eps_key, 1e-6),
             norm_unit_offset=family.gemma,
             activation=_activation(reader, family),
-            embedding_scale=hidden_size**0.5 if family.gemma else 1.0,
+            gated_mlp=family.gated,
             rope=rope,
             window_rope=window_rope,
             tie_word_embeddings=reader.boolean("tie_word_embeddings", False),
-            qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-            output_bias=attention_bias if family.output_bias is None else family.output_bias,
-            mlp_bias=reader.boolean("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
-            qk_norm=family.qk_norm,
-            attention_scale=(reader.number("query_pre_attn_scalar") if family.gemma else head_dim) ** -0.5,
+            qkv_bias=_bias(reader, family.qkv_bias),
+            output_bias=_bias(reader, family.output_bias),
+            mlp_bias=_bias(reader, family.mlp_bias),
+            qk_norm=_qk_norm(reader, family),
+            grouped_qkv=family.grouped_qkv,
+            experts=read_experts(reader, family.experts, num_layers),
             attention_softcap=reader.optional_number("attn_logit_softcapping") if family.gemma else None,
             logit_softcap=reader.optional_number("final_logit_softcapping") if family.gemma else None,
             sliding_windows=_sliding_windows(reader, family, num_layers),
             eos_token_ids=_eos_token_ids(reader.config.get("eos_token_id")),
             dtype=_dtype(reader),
             quant_method=_quant_method(reader),
+            **_scales(reader, family, hidden_size, head_dim),
         )
 
 
 def check_architecture(name: str) -> None:
     """Raise ModelLoadError, listing the known ones, unless the architecture is supported."""
-    if name not in _FAMILIES:
-        raise ModelLoadError(f"architecture {name} is not supported; known: {', '.join(_FAMILIES)}")
+    if name not in FAMILIES:
+        raise ModelLoadError(f"architecture {name} is not supported; known: {', '.join(FAMILIES)}")
 
 
 def _with_head(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -213,15 +168,15 @@ def _with_head(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _architecture(config: Mapping[str, Any]) -> str:
     names: object = config.get("architectures")
     if not isinstance(names, list) or not names:
-        raise ModelLoadError("config.json: architectures is missing; known: " + ", ".join(_FAMILIES))
+        raise ModelLoadError("config.json: architectures is missing; known: " + ", ".join(FAMILIES))
     for name in cast("list[object]", names):
-        if isinstance(name, str) and name in _FAMILIES:
+        if isinstance(name, str) and name in FAMILIES:
             return name
     check_architecture(", ".join(map(str, cast("list[object]", names))))
     raise AssertionError("no name of the list is known")
 
 
-def _open(config: Mapping[str, Any], architecture: str, family: _Family) -> ConfigReader:
+def _open(config: Mapping[str, Any], architecture: str, family: Family) -> ConfigReader:
     """Return a reader of the text model's settings, defaults filled in; refuses what no family here computes."""
     outer = ConfigReader(config)
     text = outer.child("text_config") if architecture.endswith("ForConditionalGeneration") else None
@@ -237,9 +192,46 @@ def _open(config: Mapping[str, Any], architecture: str, family: _Family) -> Conf
     return reader
 
 
-def _activation(reader: ConfigReader, family: _Family) -> Activation:
-    key = "hidden_activation" if family.gemma else "hidden_act"
-    known: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh"} if family.gemma else _SILU
+def _ropes(reader: ConfigReader, family: Family, head_dim: int) -> tuple[RopeSpec, RopeSpec, int]:
+    """Return the ropes of layers that see everything and of those with a window, and the context."""
+    max_positions = reader.integer("max_position_embeddings")
+    if family.two_ropes:
+        return read_ropes_by_layer_type(reader, head_dim, max_positions)
+    rope, max_positions = read_rope(
+        reader, head_dim, max_positions, partial=family.partial_rope, interleaved=family.interleaved_rope
+    )
+    return without_rope(rope) if family.window_rope_only else rope, rope, max_positions
+
+
+def _scales(reader: ConfigReader, family: Family, hidden_size: int, head_dim: int) -> dict[str, float]:
+    """Return embedding_scale, residual_scale, attention_scale and logit_scale."""
+    if family.multipliers:
+        return {
+            "embedding_scale": reader.number("embedding_multiplier", 1.0),
+            "residual_scale": reader.number("residual_multiplier", 1.0),
+            "attention_scale": reader.number("attention_multiplier", 1.0),
+            "logit_scale": 1.0 / reader.number("logits_scaling", 1.0),
+        }
+    return {
+        "embedding_scale": hidden_size**0.5 if family.gemma else 1.0,
+        "residual_scale": 1.0,
+        "attention_scale": (reader.number("query_pre_attn_scalar") if family.gemma else head_dim) ** -0.5,
+        "logit_scale": reader.number("logit_scale") if family.logit_scale else 1.0,
+    }
+
+
+def _bias(reader: ConfigReader, key: bool | str) -> bool:
+    return key if isinstance(key, bool) else reader.boolean(key, False)
+
+
+def _qk_norm(reader: ConfigReader, family: Family) -> QkNorm:
+    if family.block == "parallel" and reader.boolean("use_qk_norm", False):
+        return "layer_by_head"
+    return family.qk_norm
+
+
+def _activation(reader: ConfigReader, family: Family) -> Activation:
+    key, known = family.activation_key, family.activations
     name = reader.text(key, next(iter(known)))
     if name not in known:
         raise ModelLoadError(f"config.json: {key} {name!r} is not supported, only {next(iter(known))}")
@@ -260,14 +252,14 @@ def _head_dim(reader: ConfigReader, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _sliding_windows(reader: ConfigReader, family: _Family, num_layers: int) -> tuple[int | None, ...]:
+def _sliding_windows(reader: ConfigReader, family: Family, num_layers: int) -> tuple[int | None, ...]:
     if family.windows == "none":
         return (None,) * num_layers
-    window = reader.integer("sliding_window") if reader.has("sliding_window") else None
-    if family.windows == "all":
+    has_switch = family.windows in ("by_layer", "all_if_used")
+    is_used = reader.has("sliding_window") and (not has_switch or reader.boolean("use_sliding_window", False))
+    window = reader.integer("sliding_window") if is_used else None
+    if family.windows in ("all", "all_if_used"):
         return (window,) * num_layers
-    if family.windows == "by_layer" and not reader.boolean("use_sliding_window", False):
-        window = None
     layer_types: object = reader.config.get("layer_types")
     if layer_types is None:
         return _windows_by_number(reader, family, num_layers, window)
@@ -283,7 +275,7 @@ def _sliding_windows(reader: ConfigReader, family: _Family, num_layers: int) -> 
 
 
 def _windows_by_number(
-    reader: ConfigReader, family: _Family, num_layers: int, window: int | None
+    reader: ConfigReader, family: Family, num_layers: int, window: int | None
 ) -> tuple[int | None, ...]:
     """Return the windows where the config does not list its layers' types."""
     if family.windows == "pattern":  # every so many layers, one sees everything

@@ -26,9 +26,12 @@ class Shard(NamedTuple):
 
 
 class SlicedWeight:
-    """The matrix and bias of a linear layer on this rank; filled shard by shard (satisfies ``Loadable``)."""
+    """The matrix and bias of a linear layer on this rank; filled shard by shard (satisfies ``Loadable``).
 
-    __slots__ = ("_added_bias", "_apply", "_bias", "_method", "_num_columns", "_shards")
+    A checkpoint that stores several shards as one matrix names them all: "gate+up".
+    """
+
+    __slots__ = ("_added_bias", "_apply", "_bias", "_method", "_name", "_num_columns", "_orders", "_shards")
 
     def __init__(
         self,
@@ -39,14 +42,18 @@ class SlicedWeight:
         *,
         bias: bool,
         add_bias: bool = True,
+        orders: Mapping[str, Tensor] | None = None,
     ) -> None:
         """``num_columns`` is that of the whole matrix; with ``add_bias`` off the bias is loaded and not used.
+
+        ``orders`` says, by the shard's name, which of the checkpoint's rows becomes which: [rows] int64.
 
         Raises ModelLoadError if the method cannot cut the matrix where the shards say.
         """
         parts = [shard.part for shard in shards.values()]
         num_local_rows = sum(part.rows[1] - part.rows[0] for part in parts)
         start, stop = parts[0].columns
+        self._name, self._orders = name, orders or {}
         self._method = ctx.quant.method_for(name, ctx.kernels)
         self._check_cuts(name, shards, num_columns)
         self._method.create_weights(num_local_rows, stop - start, dtype=ctx.dtype, device=ctx.device)
@@ -65,13 +72,26 @@ class SlicedWeight:
                 raise ModelLoadError(f"{name} can only be cut at multiples of {size}, so not over this many devices")
 
     def tensor_shapes(self, shard: str) -> Mapping[str, tuple[int, ...]]:
-        num_rows = self._shards[shard].num_rows
+        num_rows = sum(self._shards[part].num_rows for part in shard.split("+"))
         shapes = dict(self._method.tensor_shapes(num_rows, self._num_columns))
         if self._bias is not None:
             shapes["bias"] = (num_rows,)
         return shapes
 
     def load(self, shard: str, name: str, tensor: Tensor) -> None:
+        order = self._orders.get(shard)
+        parts = shard.split("+")
+        if (order is not None or len(parts) > 1) and name not in ("weight", "bias"):
+            raise ModelLoadError(f"{self._name}: rows of a fused matrix cannot be told apart in its {name}")
+        if order is not None:
+            tensor = tensor[order]
+        first = 0
+        for part in parts:
+            num_rows = self._shards[part].num_rows
+            self._load_shard(part, name, tensor[first : first + num_rows] if len(parts) > 1 else tensor)
+            first += num_rows
+
+    def _load_shard(self, shard: str, name: str, tensor: Tensor) -> None:
         part = self._shards[shard].part
         if name == "bias":
             assert self._bias is not None
@@ -126,9 +146,16 @@ class QKVParallelLinear:
     __slots__ = ("num_heads", "num_kv_heads", "weights")
 
     def __init__(
-        self, name: str, num_in: int, heads: tuple[int, int, int], ctx: LayerContext, *, bias: bool = False
+        self,
+        name: str,
+        num_in: int,
+        heads: tuple[int, int, int],
+        ctx: LayerContext,
+        *,
+        bias: bool = False,
+        orders: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """``heads`` is (query heads, KV heads, head size) of the whole model."""
+        """``heads`` is (query heads, KV heads, head size) of the whole model; ``orders`` as in ``SlicedWeight``."""
         num_heads, num_kv_heads, head_dim = heads
         rank, size = ctx.group.rank, ctx.group.size
         first, last = even_share(name, num_heads, ctx)
@@ -141,7 +168,8 @@ class QKVParallelLinear:
         num_outs = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim, "v": num_kv_heads * head_dim}
         kv = (kv_first * head_dim, kv_last * head_dim)
         shares = {"q": (first * head_dim, last * head_dim), "k": kv, "v": kv}
-        self.weights = SlicedWeight(name, _stack(num_outs, shares, num_in), num_in, ctx, bias=bias)
+        shards = _stack(num_outs, shares, num_in)
+        self.weights = SlicedWeight(name, shards, num_in, ctx, bias=bias, orders=orders)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.weights.apply(x)

@@ -16,8 +16,12 @@ from aserve.core.rope_spec import RopeSpec
 
 
 def build_cos_sin(rope: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
-    """Return the table [num_positions, rotary_dim] float32; the first half of a row is cos, the second sin."""
-    frequencies = rope_frequencies(rope)
+    """Return the table [num_positions, rotary_dim] float32; the first half of a row is cos, the second sin.
+
+    LongRoPE has one set of frequencies for sequences within the trained context and one for longer ones. Cached keys
+    cannot change theirs, so ``num_positions``, the longest sequence to be computed, decides for all.
+    """
+    frequencies = rope_frequencies(rope, num_positions)
     angles = torch.arange(num_positions, dtype=torch.float32, device="cpu")[:, None] * frequencies[None, :]
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     if rope.attention_factor != 1.0:
@@ -25,14 +29,21 @@ def build_cos_sin(rope: RopeSpec, num_positions: int, device: torch.device) -> T
     return table.to(device)
 
 
-def rope_frequencies(rope: RopeSpec) -> Tensor:
-    """Return radians per position [rotary_dim / 2] float32, of falling frequency."""
+def rope_frequencies(rope: RopeSpec, num_positions: int) -> Tensor:
+    """Return radians per position [rotary_dim / 2] float32, of sequences of up to ``num_positions``."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64, device="cpu").to(torch.float32) / rope.rotary_dim
+    if rope.rope_type == "longrope":
+        factors = rope.long_factors if num_positions > rope.original_max_positions else rope.short_factors
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * rope.theta**exponents)
     return _STRETCHES[rope.rope_type](rope, 1.0 / (rope.theta**exponents), rope.theta**exponents)
 
 
 def _default(rope: RopeSpec, frequencies: Tensor, periods: Tensor) -> Tensor:
     return frequencies
+
+
+def _none(rope: RopeSpec, frequencies: Tensor, periods: Tensor) -> Tensor:
+    return torch.zeros_like(frequencies)
 
 
 def _linear(rope: RopeSpec, frequencies: Tensor, periods: Tensor) -> Tensor:
@@ -75,6 +86,7 @@ def _yarn(rope: RopeSpec, frequencies: Tensor, periods: Tensor) -> Tensor:
 _STRETCHES: Mapping[str, Callable[[RopeSpec, Tensor, Tensor], Tensor]] = {
     "default": _default,
     "dynamic": _default,  # differs only beyond the trained context, which aserve does not go to
+    "none": _none,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

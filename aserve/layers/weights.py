@@ -6,7 +6,7 @@ one target per checkpoint tensor, which is all that the loader sees. Layers that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -32,10 +32,10 @@ class WeightRow(NamedTuple):
     """One row of a model's WEIGHTS table.
 
     Attributes:
-        checkpoint: name in the checkpoint without the last part, ``*`` standing for the layer number:
-            ``model.layers.*.self_attn.q_proj``.
+        checkpoint: name in the checkpoint without the last part, ``*`` standing for the layer number and ``#`` for
+            the expert's: ``model.layers.*.self_attn.q_proj``.
         layer: attribute path from the model, ``*`` likewise: ``layers.*.attention.qkv_proj``.
-        shard: which part of a fused layer.
+        shard: which part of a fused layer, ``#`` likewise.
     """
 
     checkpoint: str
@@ -52,18 +52,24 @@ class WeightTarget(NamedTuple):
     shape: tuple[int, ...]
 
 
-def expand_weights(model: object, rows: tuple[WeightRow, ...], num_layers: int) -> dict[str, WeightTarget]:
-    """Return the target of each checkpoint tensor of ``model``, by its full name, in the order of the table."""
+def expand_weights(
+    model: object, rows: tuple[WeightRow, ...], layers: Sequence[int], *, num_experts: int = 0
+) -> dict[str, WeightTarget]:
+    """Return the target of each checkpoint tensor of ``model``, by its full name, in the order of the table.
+
+    ``layers``: the numbers of those that the rows with ``*`` are about.
+    """
     targets: dict[str, WeightTarget] = {}
     for row in rows:
-        numbers = range(num_layers) if "*" in row.checkpoint else (0,)
-        for number in numbers:
+        for number in layers if "*" in row.checkpoint else (0,):
             layer = _resolve(model, row.layer.replace("*", str(number)))
-            prefix = row.checkpoint.replace("*", str(number))
-            for name, shape in layer.tensor_shapes(row.shard).items():
-                full_name = f"{prefix}.{name}"
-                assert full_name not in targets, f"two rows of the table write {full_name}"
-                targets[full_name] = WeightTarget(layer, row.shard, name, shape)
+            for expert in range(num_experts) if "#" in row.checkpoint else (0,):
+                prefix = row.checkpoint.replace("*", str(number)).replace("#", str(expert))
+                shard = row.shard.replace("#", str(expert))
+                for name, shape in layer.tensor_shapes(shard).items():
+                    full_name = f"{prefix}.{name}"
+                    assert full_name not in targets, f"two rows of the table write {full_name}"
+                    targets[full_name] = WeightTarget(layer, shard, name, shape)
     return targets
 
 

@@ -1,15 +1,13 @@
 """Gemma 2 (Gemma Team 2024): Llama with a norm on both sides of attention and MLP, and capped scores and logits.
 
-Every second layer has a window. Norms scale by 1 + weight; that, the caps, the windows and the scale of embeddings are
-in the spec.
+Every second layer has a window. Norms scale by 1 + weight; that, their places, the caps, the windows and the scale of
+embeddings are in the spec.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
-from aserve.layers.decoder import Layer, SandwichLayer
 from aserve.layers.weights import WeightRow
 from aserve.models.llama import LAYER_WEIGHTS, Llama
 
@@ -17,7 +15,6 @@ from aserve.models.llama import LAYER_WEIGHTS, Llama
 class Gemma2(Llama):
     """Satisfies ``Model``."""
 
-    LAYER: ClassVar[Callable[..., Layer]] = SandwichLayer
     WEIGHTS: ClassVar[tuple[WeightRow, ...]] = (
         *LAYER_WEIGHTS,
         WeightRow("model.layers.*.pre_feedforward_layernorm", "layers.*.pre_mlp_norm"),

@@ -11,16 +11,13 @@ from typing import ClassVar
 
 from aserve.layers.weights import WeightRow
 from aserve.models.gemma2 import Gemma2
+from aserve.models.llama import HEAD_NORM_WEIGHTS
 
 
 class Gemma3(Gemma2):
     """Satisfies ``Model``."""
 
-    WEIGHTS: ClassVar[tuple[WeightRow, ...]] = (
-        *Gemma2.WEIGHTS,
-        WeightRow("model.layers.*.self_attn.q_norm", "layers.*.attention.q_norm"),
-        WeightRow("model.layers.*.self_attn.k_norm", "layers.*.attention.k_norm"),
-    )
+    WEIGHTS: ClassVar[tuple[WeightRow, ...]] = (*Gemma2.WEIGHTS, *HEAD_NORM_WEIGHTS)
 
 
 class Gemma3WithImages(Gemma3):

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from aserve.layers.weights import WeightRow
-from aserve.models.llama import LAYER_WEIGHTS, Llama
+from aserve.models.llama import HEAD_NORM_WEIGHTS, LAYER_WEIGHTS, Llama
 
 
 class Qwen3(Llama):
     """Satisfies ``Model``; the norms themselves are in the spec."""
 
-    WEIGHTS: ClassVar[tuple[WeightRow, ...]] = (
-        *LAYER_WEIGHTS,
-        WeightRow("model.layers.*.self_attn.q_norm", "layers.*.attention.q_norm"),
-        WeightRow("model.layers.*.self_attn.k_norm", "layers.*.attention.k_norm"),
-    )
+    WEIGHTS: ClassVar[tuple[WeightRow, ...]] = (*LAYER_WEIGHTS, *HEAD_NORM_WEIGHTS)

@@ -22,6 +22,19 @@ ARCHITECTURES: Mapping[str, str] = {
     "Gemma2ForCausalLM": "aserve.models.gemma2:Gemma2",
     "Gemma3ForCausalLM": "aserve.models.gemma3:Gemma3",
     "Gemma3ForConditionalGeneration": "aserve.models.gemma3:Gemma3WithImages",
+    "Phi3ForCausalLM": "aserve.models.phi3:Phi3",
+    "Olmo2ForCausalLM": "aserve.models.olmo2:Olmo2",
+    "GraniteForCausalLM": "aserve.models.llama:Llama",
+    "GlmForCausalLM": "aserve.models.glm:Glm",
+    "Glm4ForCausalLM": "aserve.models.glm:Glm4",
+    "CohereForCausalLM": "aserve.models.cohere:Cohere",
+    "Cohere2ForCausalLM": "aserve.models.cohere:Cohere",
+    "Starcoder2ForCausalLM": "aserve.models.starcoder2:Starcoder2",
+    "InternLM2ForCausalLM": "aserve.models.internlm2:InternLM2",
+    "InternLM3ForCausalLM": "aserve.models.llama:Llama",
+    "MixtralForCausalLM": "aserve.models.mixtures:Mixtral",
+    "Qwen2MoeForCausalLM": "aserve.models.mixtures:Qwen2Moe",
+    "Qwen3MoeForCausalLM": "aserve.models.mixtures:Qwen3Moe",
 }
 """Architecture, as ``config.json`` names it, to "module:class"."""
 

@@ -118,15 +118,34 @@ def _forward_bytes(spec: ModelSpec, num_tokens: int, num_seqs: int, *, dtype_byt
     qkv = attended + row * 2 * kv_heads * spec.head_dim
     splits = decode_splits(num_seqs * kv_heads)
     parts = num_seqs * heads * splits * (spec.head_dim + 2) * _FLOAT_BYTES
-    activated = row * spec.intermediate_size // ranks
     # The layer before still names the input of its successor: three hidden states live through every layer but one.
     kept = (3 if spec.num_layers > 1 else 2) * hidden
     selected = num_seqs * spec.hidden_size * dtype_bytes if num_seqs < num_tokens else 0
     return _Forward(
         attention=2 * hidden + qkv + attended + max(parts, hidden),
-        mlp=kept + activated + max(2 * activated, hidden),
+        mlp=kept + max(_mlp_bytes(spec, row, ranks=ranks), _mixture_bytes(spec, num_tokens, row, ranks=ranks)),
         head=hidden + selected + num_seqs * spec.vocab_size * (_FLOAT_BYTES + dtype_bytes),
     )
+
+
+def _mlp_bytes(spec: ModelSpec, row: int, *, ranks: int) -> int:
+    """Beside its input, in a layer without experts; ``row``: bytes of one channel of all tokens."""
+    activated = row * spec.intermediate_size // ranks
+    return activated + max((2 if spec.gated_mlp else 1) * activated, row * spec.hidden_size)
+
+
+def _mixture_bytes(spec: ModelSpec, num_tokens: int, row: int, *, ranks: int) -> int:
+    """The same in a layer with experts: every token is there once for each expert that computes it."""
+    experts = spec.experts
+    if experts is None:
+        return 0
+    hidden, inner = row * spec.hidden_size, row * experts.intermediate_size // ranks
+    active = experts.num_active
+    phases = (hidden + 2 * inner, 3 * inner, inner + hidden, 2 * hidden)
+    # What was chosen, that in order, the order and the rows by it; the weights of what was chosen.
+    chosen = num_tokens * active * 4 * _INDEX_BYTES + row * active
+    shared = row * experts.shared_size // ranks
+    return max(chosen + active * max(phases), hidden + shared + max(2 * shared, hidden) if shared else 0)
 
 
 def decode_splits(num_programs: int) -> int:

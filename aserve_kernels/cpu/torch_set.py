@@ -5,6 +5,7 @@ from __future__ import annotations
 from aserve_kernels.cpu import (
     fused_add_rms_norm,
     gelu_tanh_and_mul,
+    grouped_linear,
     linear,
     pack,
     paged_attention,
@@ -21,6 +22,7 @@ __all__ = ["KERNELS"]
 KERNELS = KernelSet(
     name="cpu",
     linear=linear.linear,
+    grouped_linear=grouped_linear.grouped_linear,
     rms_norm=rms_norm.rms_norm,
     fused_add_rms_norm=fused_add_rms_norm.fused_add_rms_norm,
     rotary=rotary.rotary,

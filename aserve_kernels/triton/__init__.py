@@ -6,6 +6,7 @@ from aserve_kernels.kernel_set import KernelSet
 from aserve_kernels.triton import (
     fused_add_rms_norm,
     gelu_tanh_and_mul,
+    grouped_linear,
     linear,
     paged_attention,
     rms_norm,
@@ -21,6 +22,7 @@ __all__ = ["KERNELS"]
 KERNELS = KernelSet(
     name="triton",
     linear=linear.linear,
+    grouped_linear=grouped_linear.grouped_linear,
     rms_norm=rms_norm.rms_norm,
     fused_add_rms_norm=fused_add_rms_norm.fused_add_rms_norm,
     rotary=rotary.rotary,

@@ -61,7 +61,7 @@ def test_smollm2() -> None:
     got = spec(LLAMA)
     assert (got.num_layers, got.num_heads, got.num_kv_heads, got.head_dim) == (30, 9, 3, 64)
     assert (got.vocab_size, got.hidden_size, got.intermediate_size) == (49152, 576, 1536)
-    assert (got.max_positions, got.rms_norm_eps, got.dtype, got.eos_token_ids) == (8192, 1e-5, "bfloat16", (2,))
+    assert (got.max_positions, got.norm_eps, got.dtype, got.eos_token_ids) == (8192, 1e-5, "bfloat16", (2,))
     assert (got.rope.rope_type, got.rope.theta, got.rope.rotary_dim) == ("default", 100000.0, 64)
     assert got.tie_word_embeddings
     assert got.sliding_windows == (None,) * 30
@@ -213,7 +213,8 @@ def test_a_nonsensical_size_is_named(name: str, value: object) -> None:
         (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be"),
         (LLAMA, {"eos_token_id": "</s>"}, "eos_token_id must be"),
         (LLAMA, {"eos_token_id": [1, -1]}, "eos_token_id must be"),
-        (LLAMA, {"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "rope type 'longrope' is not supported"),
+        (LLAMA, {"rope_scaling": {"rope_type": "magic", "factor": 2}}, "rope type 'magic' is not supported"),
+        (LLAMA, {"rope_scaling": {"rope_type": "longrope", "short_factor": [1]}}, "short_factor must be a list of 32"),
         (LLAMA, {"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
         (LLAMA, {"rope_scaling": 3}, "rope_scaling must be an object"),
         (LLAMA, {"rope_scaling": {"rope_type": "llama3", "factor": 8}}, r"rope_scaling\.low_freq_factor is missing"),
@@ -266,7 +267,7 @@ def test_gemma2() -> None:
 def test_gemma3() -> None:
     got = spec(GEMMA3, sliding_window=512)
     assert got.sliding_windows == (512,) * 5 + (None, 512)
-    assert (got.rope.theta, got.window_rope.theta, got.qk_norm) == (1e6, 1e4, True)
+    assert (got.rope.theta, got.window_rope.theta, got.qk_norm) == (1e6, 1e4, "head")
     assert (got.attention_softcap, got.logit_softcap) == (None, None)
     assert spec(GEMMA3, sliding_window=512, sliding_window_pattern=3).sliding_windows[:4] == (512, 512, None, 512)
     types = ["full_attention"] + ["sliding_attention"] * 6
@@ -307,5 +308,48 @@ def test_gemma3_4b_as_published() -> None:
     ],
 )
 def test_gemma_refusals(config: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        spec(config, **changes)
+
+
+PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"], "num_key_value_heads": 9}
+QWEN3_MOE = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 4, "num_experts": 8, "moe_intermediate_size": 32,
+}  # fmt: skip
+
+
+def test_phi3_longrope_old_and_new() -> None:
+    factors = {"short_factor": [1] * 32, "long_factor": [2.0] * 32}
+    for kind in ("longrope", "su", "yarn"):
+        got = spec(PHI3, max_position_embeddings=131072, rope_scaling={"type": kind, **factors})
+        assert (got.rope.rope_type, got.rope.original_max_positions, got.max_positions) == ("longrope", 4096, 131072)
+        assert got.rope.attention_factor == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
+    got = spec(
+        PHI3, partial_rotary_factor=0.75, rope_scaling={"type": "su", "short_factor": [1] * 24, "long_factor": [1] * 24}
+    )
+    assert got.rope.rotary_dim == 48
+
+
+def test_layers_with_experts() -> None:
+    got = spec(QWEN3_MOE, mlp_only_layers=[1], decoder_sparse_step=2).experts
+    assert got is not None
+    assert (got.num_experts, got.num_active, got.by_layer) == (8, 8, (False, False, False, True))
+    assert spec(QWEN3_MOE, num_experts_per_tok=3, use_sliding_window=True, sliding_window=7).sliding_windows == (7,) * 4
+    assert spec(LLAMA).experts is None
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (QWEN3_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than the 8 experts"),
+        (QWEN3_MOE, {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layer numbers"),
+        (QWEN3_MOE, {"num_experts": 0}, "num_experts must be a positive whole number"),
+        (PHI3, {"rope_scaling": {"type": "su", "short_factor": [1] * 32, "long_factor": "x"}}, "long_factor must be a"),
+        (PHI3, {"rope_scaling": {"type": "su", "short_factor": [0] * 32}}, "short_factor must be a list of 32"),
+        (PHI3, {"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 of 64 channels"),
+        (PHI3, {"partial_rotary_factor": 0.05}, "partial_rotary_factor 0.05 of 64 channels"),
+    ],
+)  # fmt: skip
+def test_refusals_of_newer_families(config: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         spec(config, **changes)

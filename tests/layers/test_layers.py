@@ -91,9 +91,9 @@ def test_table_has_cos_then_sin() -> None:
 
 def test_yarn_keeps_fast_channels_and_stretches_slow_ones() -> None:
     sizes = {"rotary_dim": 64, "theta": 10000.0}
-    plain = rope_frequencies(RopeSpec(rope_type="default", **sizes))
+    plain = rope_frequencies(RopeSpec(rope_type="default", **sizes), 9)
     yarn = RopeSpec(rope_type="yarn", factor=8.0, original_max_positions=2048, attention_factor=1.2, **sizes)
-    ratio = plain / rope_frequencies(yarn)
+    ratio = plain / rope_frequencies(yarn, 9)
     assert torch.allclose(ratio[:4], torch.ones(4))
     assert torch.allclose(ratio[-4:], torch.full((4,), 8.0))
     assert bool((ratio.diff() > -1e-4).all())
@@ -105,8 +105,8 @@ def test_a_table_row_may_not_write_twice(context: Context) -> None:
         norms = (RmsNorm(4, 1e-5, context()), RmsNorm(4, 1e-5, context()))
 
     rows = (WeightRow("layers.*.norm", "norms.*"),)
-    targets = expand_weights(Model(), rows, 2)
+    targets = expand_weights(Model(), rows, range(2))
     assert list(targets) == ["layers.0.norm.weight", "layers.1.norm.weight"]
     assert targets["layers.1.norm.weight"].layer is Model.norms[1]
     with pytest.raises(AssertionError, match=r"layers\.0\.norm\.weight"):
-        expand_weights(Model(), rows * 2, 2)
+        expand_weights(Model(), rows * 2, range(2))

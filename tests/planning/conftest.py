@@ -58,6 +58,48 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
         "max_position_embeddings": 32768, "sliding_window": 4096, "dtype": "bfloat16",
     },
+    "phi4": {
+        "architectures": ["Phi3ForCausalLM"], "vocab_size": 100352, "hidden_size": 5120, "num_hidden_layers": 40,
+        "num_attention_heads": 40, "num_key_value_heads": 10, "intermediate_size": 17920,
+        "max_position_embeddings": 16384, "rope_theta": 250000, "sliding_window": None, "dtype": "bfloat16",
+    },
+    "olmo2-7b": {
+        "architectures": ["Olmo2ForCausalLM"], "vocab_size": 100352, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 11008,
+        "max_position_embeddings": 4096, "dtype": "float32",
+    },
+    "glm4-9b": {
+        "architectures": ["Glm4ForCausalLM"], "vocab_size": 151552, "hidden_size": 4096, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 2, "intermediate_size": 13696, "dtype": "bfloat16",
+        "max_position_embeddings": 32768,
+    },
+    "command-r-plus": {
+        "architectures": ["CohereForCausalLM"], "vocab_size": 256000, "hidden_size": 12288, "num_hidden_layers": 64,
+        "num_attention_heads": 96, "num_key_value_heads": 8, "intermediate_size": 33792, "use_qk_norm": True,
+        "max_position_embeddings": 131072, "rope_theta": 75000000.0, "logit_scale": 0.8333, "dtype": "float16",
+    },
+    "starcoder2-3b": {
+        "architectures": ["Starcoder2ForCausalLM"], "vocab_size": 49152, "hidden_size": 3072, "num_hidden_layers": 30,
+        "num_attention_heads": 24, "num_key_value_heads": 2, "intermediate_size": 12288, "sliding_window": 4096,
+        "max_position_embeddings": 16384, "dtype": "float32",
+    },
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"], "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "dtype": "bfloat16",
+        "max_position_embeddings": 32768,
+    },
+    "qwen2-moe-57b": {
+        "architectures": ["Qwen2MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 3584, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "num_experts": 64,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 2560, "shared_expert_intermediate_size": 20480,
+        "max_position_embeddings": 32768, "dtype": "bfloat16",
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144,
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "max_position_embeddings": 40960, "dtype": "bfloat16",
+    },
 }  # fmt: skip
 
 

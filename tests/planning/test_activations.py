@@ -126,6 +126,14 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelSpec, Limits], tu
         ("mistral-7b", {}),
         ("gemma2-2b", {"max_model_len": 8192}),
         ("gemma3-4b", {"max_batch_tokens": 1024}),
+        ("phi4", {}),
+        ("olmo2-7b", {"max_model_len": 4000}),
+        ("glm4-9b", {}),
+        ("command-r-plus", {}),
+        ("starcoder2-3b", {}),
+        ("mixtral-8x7b", {}),
+        ("qwen2-moe-57b", {}),
+        ("qwen3-30b-a3b", {}),
     ],
 )
 def test_the_formulas_are_those_of_the_code(
