@@ -40,9 +40,9 @@ class ConfigReader:
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
         """A list of positive numbers, so many."""
         found: object = self.config.get(name)
-        values = cast("list[Any]", found) if isinstance(found, list) else []
+        values: list[Any] = cast("list[Any]", found) if isinstance(found, list) else []
         if len(values) != count or not all(map(_is_positive, values)):
-            raise self.error(name, found, f"a list of {count} positive numbers")
+            raise self.error(name, values or self.config.get(name), f"a list of {count} positive numbers")
         return tuple(map(float, values))
 
     def boolean(self, name: str, default: bool) -> bool:

@@ -98,7 +98,10 @@ def num_active_parameters(spec: ModelSpec) -> int:
 
 def num_layer_parameters(spec: ModelSpec) -> int:
     """Return how many weights every token of a prompt is multiplied with: those of the layers, but not of the head."""
-    return sum(m.copies * m.rows * m.columns for m in _matrices(spec, 1) if m.name != LM_HEAD)
+    active = spec.experts.num_active if spec.experts is not None else 1
+    return sum(
+        len(m.layers) * min(m.copies, active) * m.rows * m.columns for m in _matrices(spec, 1) if m.name != LM_HEAD
+    )
 
 
 def _num_norm_weights(spec: ModelSpec) -> int:
@@ -172,7 +175,7 @@ def _check_ranks(spec: ModelSpec, ranks: int) -> None:
     }
     if spec.experts is not None:
         sizes["channels of an expert"] = spec.experts.intermediate_size
-        sizes["channels of the shared expert"] = spec.experts.shared_size
+        sizes["channels of the expert that all share"] = spec.experts.shared_size
     for name, count in sizes.items():
         if count % ranks:
             raise ConfigError(f"--tp {ranks} does not divide the model's {count} {name}")
