@@ -158,7 +158,7 @@ def check_architecture(name: str) -> None:
 def _with_head(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """A decoder without a head, as models for vectors are saved, has the same layers; its embedding stands for one."""
     match config.get("architectures"):
-        case [str(name)] if name.endswith("Model") and f"{name.removesuffix('Model')}ForCausalLM" in _FAMILIES:
+        case [str(name)] if name.endswith("Model") and f"{name.removesuffix('Model')}ForCausalLM" in FAMILIES:
             whole = f"{name.removesuffix('Model')}ForCausalLM"
             return {**config, "architectures": [whole], "tie_word_embeddings": True}
         case _:

@@ -62,7 +62,7 @@ class Bert:
     def weight_targets(self) -> Mapping[str, WeightTarget]:
         """Where each checkpoint tensor goes, by its name."""
         rows = _WEIGHTS + (_HEAD if self.spec.num_labels else ())
-        return expand_weights(self, rows, self.spec.num_layers)
+        return expand_weights(self, rows, range(self.spec.num_layers))
 
     def forward(self, batch: EncoderBatch) -> Tensor:
         """Return hidden states [T, H]."""
