@@ -55,6 +55,11 @@ def _kind(path: Path) -> Literal["folder", "file"] | None:
 def _folder(model: str, path: Path) -> Path:
     if (path / "config.json").is_file():
         return path
+    if (path / "adapter_config.json").is_file():
+        raise ModelLoadError(
+            f"the folder {model} holds an adapter (LoRA) and not the model it was trained on: merge the two "
+            "into one folder and give the path of that"
+        )
     ggufs = sorted(p.name for p in path.glob("*.gguf"))
     if ggufs:
         raise ModelLoadError(

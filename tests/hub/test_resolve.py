@@ -176,3 +176,10 @@ def test_the_architecture_of_built_in_models_is_known_before_they_are_there() ->
     assert builtin_architecture("smollm2-135m") == "LlamaForCausalLM"
     assert builtin_architecture("gemma3-270m") == "Gemma3ForCausalLM"
     assert builtin_architecture("someone/x") is None
+
+
+def test_a_folder_with_only_an_adapter_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelLoadError, match=r"holds an adapter \(LoRA\) and not the model"):
+        resolve(str(tmp_path), cache_dir=tmp_path / "cache")
