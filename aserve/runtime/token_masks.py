@@ -40,7 +40,7 @@ def exclude(logits: Tensor, grammars: GrammarSlots, rows: Ints, slots: Ints, pos
             logits[row].masked_fill_(excluded[place].view(torch.bool), -torch.inf)
     else:
         bits, sent_rows = to_device((allowed, rows), logits.device)
-        excluded = _unpack(bits, logits.shape[1])
+        excluded = unpack(bits, logits.shape[1])
         if len(rows) < len(logits):  # bytes for all rows are less than copies of some rows' logits
             of_all = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
             of_all[sent_rows] = excluded
@@ -49,7 +49,7 @@ def exclude(logits: Tensor, grammars: GrammarSlots, rows: Ints, slots: Ints, pos
     return ConstrainedRows(tuple(rows.tolist()), tuple(matchers))
 
 
-def _unpack(bits: Tensor, count: int) -> Tensor:
+def unpack(bits: Tensor, count: int) -> Tensor:
     """Return where bits are 0: ``bits`` [n, B] uint8, lowest first, as [n, count] bool."""
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return ((bits.unsqueeze(2) >> places) & 1).view(len(bits), -1)[:, :count] == 0
