@@ -16,18 +16,32 @@ class Draft:
         has_streams: whether sequences decode in this step, to whom it should not take long.
         hash_budget: blocks that may still be hashed to look for prefixes.
         rows: granted tokens per sequence.
+        filled: prefix hashes of the blocks that granted chunks make full.
+        forthcoming: that, and the same of each step in flight.
         prefills: running sequences with more than one token to compute, in policy order.
         preempted: whether a sequence lost its blocks for this plan.
         num_promised_blocks: blocks that running prefills will need before they sample, and do not hold yet.
     """
 
-    __slots__ = ("budget", "has_streams", "hash_budget", "num_promised_blocks", "preempted", "prefills", "rows")
+    __slots__ = (
+        "budget",
+        "filled",
+        "forthcoming",
+        "has_streams",
+        "hash_budget",
+        "num_promised_blocks",
+        "preempted",
+        "prefills",
+        "rows",
+    )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, filled_in_flight: list[set[bytes]]) -> None:
         self.budget = budget
         self.hash_budget = HASH_BUDGET
         self.has_streams = False
         self.rows: dict[Sequence, int] = {}
+        self.filled: set[bytes] = set()
+        self.forthcoming = [*filled_in_flight, self.filled]
         self.prefills: list[Sequence] = []
         self.preempted = False
         self.num_promised_blocks = 0

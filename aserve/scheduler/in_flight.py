@@ -14,6 +14,7 @@ still has this epoch at the commit. A plain tuple: a named one takes a sixth of 
 @dataclass(slots=True)
 class InFlightStep:
     """Attributes:
+    filled: prefix hashes of the blocks that its chunks of prompts make full.
     fenced_blocks: block tables given up while this step may touch them; released at its commit.
     fenced_slots: slots, likewise.
     num_blocks_to_free: how many of those blocks had no other holder when they were fenced.
@@ -21,6 +22,7 @@ class InFlightStep:
 
     step_id: int
     rows: list[PlannedRow]
+    filled: set[bytes]
     fenced_blocks: list[list[int]] = field(default_factory=list[list[int]])
     fenced_slots: list[int] = field(default_factory=list[int])
     num_blocks_to_free: int = 0

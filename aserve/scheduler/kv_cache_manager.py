@@ -11,7 +11,7 @@ from aserve.core.capacity import Capacity
 from aserve.core.step import NO_BLOCK, BlockCopy
 from aserve.scheduler.block_pool import BlockPool
 from aserve.scheduler.host_cache import HostCache
-from aserve.scheduler.prefix_key import hash_at
+from aserve.scheduler.prefix_key import extend_hashes, hash_at
 from aserve.scheduler.prefix_match import PrefixMatch, PrefixMatcher
 from aserve.scheduler.sequence import NEVER, Sequence
 
@@ -54,6 +54,14 @@ class KVCacheManager:
         if not self.prefix_cache:
             return PrefixMatch(0, [[] for _ in self._groups])
         return self.prefixes.match(sequence)
+
+    def hashes_filled_by(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
+        """Prefix hashes of the blocks that will be published once so many more tokens are computed."""
+        if not self.prefix_cache or sequence.cache_epoch != self._epoch:
+            return []
+        first, end = (n // self._block_size for n in (sequence.num_scheduled, sequence.num_scheduled + num_tokens))
+        extend_hashes(sequence, end, self._block_size)
+        return sequence.block_hashes[first:end]
 
     # -- taking hold -------------------------------------------------------------------------------------------------
 

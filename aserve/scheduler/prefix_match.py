@@ -19,6 +19,8 @@ from aserve.scheduler.sequence import Sequence
 
 _PIECE = 32
 """Blocks hashed between two looks at whether more hashes are needed."""
+_WORTH_WAITING = 16
+"""A sequence waits for a step in flight only if that saves it this fraction of a full one: to wait costs time, too."""
 _MAX_AGE = 64
 """Tries for which a refusal is believed: it misses a block that was evicted and that another sequence computed anew. A
 plan tries a sequence once, or again for each prompt that starts in it."""
@@ -108,6 +110,32 @@ class PrefixMatcher:
             length = self._within_windows(sequence, length, set())
             sequence.num_cached_blocks = length
         return length
+
+    def is_worth_waiting(self, sequence: Sequence, num_matched: int, filled: list[set[bytes]]) -> bool:
+        """Whether steps not committed yet, which make the blocks in ``filled`` full, compute much of what is missing.
+
+        So choices of one prompt, and prompts with a new beginning in common, share it also if they come at once. They
+        wait for a commit, never for the turn of another sequence. The first block is noted as ``awaited_hash``.
+        """
+        num_saved = self._num_forthcoming(sequence, num_matched, filled) * self._block_size
+        num_missing = len(sequence.token_ids) - num_matched * self._block_size
+        if num_saved < max(num_missing // 2, self._capacity.max_batch_tokens // _WORTH_WAITING, 1):
+            return False
+        sequence.awaited_hash = sequence.block_hashes[num_matched]
+        return True
+
+    def _num_forthcoming(self, sequence: Sequence, num_matched: int, filled: list[set[bytes]]) -> int:
+        """Blocks behind a match that are in one of these sets without a gap: by so many it will be longer."""
+        if not any(filled):
+            return 0
+        hashes, limit, index = sequence.block_hashes, self._limit(sequence), num_matched
+        while index < limit:
+            if index == len(hashes):
+                extend_hashes(sequence, min(limit, index + _PIECE), self._block_size)
+            if not any(hashes[index] in hashes_of_step for hashes_of_step in filled):
+                break
+            index += 1
+        return index - num_matched
 
     def _run(self, sequence: Sequence, tag: bytes, limit: int, missing: set[PrefixKey]) -> list[int]:
         """The blocks of the leading cached positions of a group; ``NO_BLOCK`` for what is in host memory."""

@@ -126,7 +126,7 @@ class Scheduler:
         """Decide the next step; None when nothing can run now or ``max_in_flight`` steps await their commit."""
         if len(self._in_flight) >= self.capacity.max_in_flight:
             return None
-        draft = Draft(self.capacity.max_batch_tokens)
+        draft = Draft(self.capacity.max_batch_tokens, [step.filled for step in self._in_flight])
         self._schedule_decodes(draft)
         self._schedule_prefills(draft)
         if self._waiting and not self._free_slots:
@@ -216,6 +216,8 @@ class Scheduler:
         draft.grant(sequence, num_tokens)
         if draft.has_streams:
             draft.budget -= self._context_cost.price(sequence.num_scheduled, num_tokens) - num_tokens
+        if num_tokens > 1:
+            draft.filled.update(self.kv.hashes_filled_by(sequence, num_tokens))
 
     def _make_room(self, sequence: Sequence, num_blocks: int, draft: Draft) -> bool:
         """Free blocks for a running sequence at the cost of those behind it; False if it has to wait."""
@@ -275,9 +277,13 @@ class Scheduler:
         room = self.kv.pool.num_free - reserve
         if self.capacity.whole_prompts and len(sequence.token_ids) > draft.budget:
             return False  # a step with all of its budget takes any
+        if any(sequence.awaited_hash in hashes for hashes in draft.forthcoming):
+            return False
         if self._running and not self.kv.prefixes.may_fit(sequence, room):
             return False
         matched = self.kv.match_prefix(sequence)
+        if self.kv.prefixes.is_worth_waiting(sequence, matched.num_blocks, draft.forthcoming):
+            return False
         needed = self.kv.num_blocks_to_take(matched, len(sequence.token_ids))
         if needed > room:
             self.kv.prefixes.refuse(sequence, matched, needed)
@@ -323,7 +329,7 @@ class Scheduler:
             sequence.num_in_flight = num_in_flight + num_tokens
             sequence.num_pending = num_pending + samples
             sequence.last_step_id = step_id
-        self._in_flight.append(InFlightStep(step_id, planned))
+        self._in_flight.append(InFlightStep(step_id, planned, draft.filled))
         return StepPlan(step_id, tuple(rows), *self.kv.take_copies())
 
     def _announce(self, sequence: Sequence, start: int) -> tuple[NewSequence | None, tuple[tuple[int, ...], ...]]:

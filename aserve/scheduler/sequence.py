@@ -34,6 +34,7 @@ class Sequence:
         last_step_id: the last submitted step with a row of this sequence, -1 before the first.
         epoch: counts preemptions; a step's row with another epoch computed KV that is gone.
         num_cached_blocks: blocks of a cached prefix when last looked for, -1 before; an estimate for the order.
+        awaited_hash: prefix hash of the block for which it waits while a step in flight computes it.
         num_overtaken: how many that come after it in policy order were admitted before it for their cached prefix.
         num_cached_tokens: prompt tokens that came from the prefix cache when it first ran.
         keeps_to_grammar: its next token cannot be sampled before the last one's value has been read.
@@ -41,6 +42,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "awaited_hash",
         "block_hashes",
         "block_tables",
         "cache_epoch",
@@ -90,6 +92,7 @@ class Sequence:
         self.last_step_id = -1
         self.epoch = 0
         self.num_cached_blocks = -1
+        self.awaited_hash: bytes | None = None
         self.num_overtaken = 0
         self.num_cached_tokens = -1
         self.finish_reason: FinishReason | None = None

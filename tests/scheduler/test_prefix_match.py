@@ -128,3 +128,40 @@ def test_a_revived_prefix_counts_as_room() -> None:
     assert "urgent" in driver.live()
     assert driver.events["big"], "it waited although there was room"
     driver.finish()
+
+
+def computed_tokens(driver: Driver) -> int:
+    return sum(len(row.token_ids) for plan in driver.plans for row in plan.sequences)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("windows", [(None,), (None, 6), (6,)])
+def test_prompts_that_come_at_once_share_what_they_have_in_common(depth: int, windows: tuple[int | None, ...]) -> None:
+    """Choices of one prompt: it is computed once, and of the others the last, part block."""
+    driver = Driver(capacity(200, max_batch_tokens=200, max_num_seqs=8, max_in_flight=depth, windows=windows))
+    for number in range(8):
+        driver.add(request(f"choice{number}", "abcdefgh" * 5 + "xy", 1, arrival=number))
+    driver.finish()
+    assert computed_tokens(driver) == 42 + 7 * 2
+
+
+def test_a_prompt_does_not_wait_for_a_small_part_of_it() -> None:
+    """The first four of sixty tokens are being computed; the prompt starts in the same step all the same."""
+    driver = Driver(capacity(200, max_batch_tokens=200, max_num_seqs=8))
+    driver.add(request("a", "abcd" + "x" * 60, 1))
+    driver.add(request("b", "abcd" + "y" * 60, 1, arrival=1))
+    plan = driver.plan()
+    assert plan is not None
+    assert [row.request_id for row in plan.sequences] == ["a", "b"]
+    driver.finish()
+
+
+def test_who_waits_for_a_prompt_that_is_cancelled_computes_it() -> None:
+    driver = Driver(capacity(200, max_batch_tokens=200, max_num_seqs=8, max_in_flight=2))
+    driver.add(request("a", "abcdefgh" * 5, 9))
+    driver.add(request("b", "abcdefgh" * 5, 1, arrival=1))
+    driver.plan()
+    driver.cancel("a")
+    assert driver.plan() is None
+    driver.finish()
+    assert computed_tokens(driver) == 80

@@ -308,7 +308,8 @@ def test_a_shared_prefix_of_a_failed_sequence_serves_those_who_hold_it_only() ->
 
 def test_readers_that_overlap_do_not_keep_a_poisoned_prefix() -> None:
     """Everyone who reads it fails, and whenever one does, the next holds it already."""
-    scheduler = Scheduler(capacity(32, 4, max_batch_tokens=64, max_in_flight=2))
+    # with a budget of so many tokens, nobody waits for the few that another computes
+    scheduler = Scheduler(capacity(32, 4, max_batch_tokens=256, max_in_flight=2))
     scheduler.add(request("r0", "abcdefgh", 1))
     plan = scheduler.plan()
     assert plan is not None
