@@ -19,12 +19,12 @@ from aserve.core.step import (
     INVALID_TOKEN,
     PENDING,
     POOLED,
-    NewSequence,
     ScheduledSequence,
     StepPlan,
     StepResult,
     TokenEvent,
 )
+from aserve.scheduler.announcement import announce
 from aserve.scheduler.context_cost import ContextCost
 from aserve.scheduler.draft import Draft
 from aserve.scheduler.in_flight import InFlightStep, PlannedRow
@@ -322,7 +322,7 @@ class Scheduler:
             samples = end == len(tokens) + num_pending
             new, blocks = None, ()
             if sequence.num_covered > sequence.num_announced:
-                new, blocks = self._announce(sequence, start)
+                new, blocks = announce(sequence, start, self.capacity.block_size)
             request_id = sequence.request.request_id
             rows.append(ScheduledSequence(request_id, slot, start, token_ids, blocks, samples, new))
             planned.append((sequence, slot, sequence.epoch, num_tokens, samples))
@@ -331,17 +331,6 @@ class Scheduler:
             sequence.last_step_id = step_id
         self._in_flight.append(InFlightStep(step_id, planned, draft.filled))
         return StepPlan(step_id, tuple(rows), *self.kv.take_copies())
-
-    def _announce(self, sequence: Sequence, start: int) -> tuple[NewSequence | None, tuple[tuple[int, ...], ...]]:
-        """What the executor has to be told of a sequence beside its tokens: that it is new, and its new blocks."""
-        new, announced = None, sequence.num_announced
-        if announced == 0:
-            request = sequence.request
-            prior = tuple(sequence.token_ids[:start])
-            new = NewSequence(request.sampling, len(request.prompt_token_ids), prior, request.pooling)
-        first = announced // self.capacity.block_size
-        sequence.num_announced = sequence.num_covered
-        return new, tuple([tuple(table[first:]) for table in sequence.block_tables])
 
     # -- committing --------------------------------------------------------------------------------------------------
 
