@@ -142,7 +142,7 @@ def called_full_while_it_ends(patch):
         try:
             refuse(self, *args, **kwargs)
         except EngineDrainingError:
-            raise QueueFullError("as it was") from None
+            raise QueueFullError("as it was", retry_after_s=1.0) from None
 
     patch.setattr(LocalClient, "_refuse_if_full", as_it_was)
 

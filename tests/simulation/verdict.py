@@ -82,10 +82,8 @@ def judge(world: World, ask: Ask, connection: Connection, times: Times) -> None:
         _judge_success(world, ask, answer, where)
     elif answer.code is not None:
         started_s = times.ended_s if connection.started_s is None else connection.started_s
-        if ask.manner != "slow":  # whose parts wait for one another, and are older than they look
-            times.last_data_s = connection.last_data_s
-        if connection.status != 200:
-            _judge_retry(world, connection, answer.code, where)
+        if ask.manner != "slow" and ask.num_prompts == 1:  # parts that wait for one another are older than they look,
+            times.last_data_s = connection.last_data_s  # and prompts are silent each for itself
         judge_refusal(
             world,
             ask,
@@ -96,6 +94,8 @@ def judge(world: World, ask: Ask, connection: Connection, times: Times) -> None:
             in_stream=connection.status == 200,
             absent=absent,
         )
+        if connection.status != 200:
+            _judge_retry(world, connection, answer.code, where)
 
 
 def judge_deltas(world: World, ask: Ask, deltas: Iterable[TextDelta], *, complete: bool) -> None:
@@ -133,7 +133,8 @@ def judge_refusal(
     queue_s = _limit_s(ask, b"x-queue-timeout", server.queue_timeout_s)
     idle_s = _limit_s(ask, b"x-idle-timeout", server.idle_timeout_s)
     keepalive_s = server.sse_keepalive_s or math.inf
-    early_headers = keepalive_s < queue_s or len(ask.expected) > 1  # begun or not, or with the first choice's tokens
+    # begun or not, or with the first choice's tokens, or when timers ran out together
+    early_headers = keepalive_s < queue_s or len(ask.expected) > 1 or world.paused_s > 0
     reasons = {
         "engine_loading": world.loaded_s is None or times.opened_s <= world.loaded_s or world.stopping_s is not None,
         "engine_dead": world.failed_s is not None and world.failed_s <= started_s,
