@@ -25,6 +25,8 @@ from aserve.server.guard.stream import GuardedStream, LastWords, PeerLeft, Strea
 logger = logging.getLogger(__name__)
 
 _READ_AHEAD_BYTES = 2**16
+_SMALL_CHUNK_BYTES = 64
+_MANY_SMALL_CHUNKS = 256
 
 
 class GuardedHTTP1(H11Protocol):
@@ -38,7 +40,6 @@ class GuardedHTTP1(H11Protocol):
     """
 
     config: GuardConfig
-    is_noisy = False
     stream: GuardedStream | None  # pyright: ignore[reportIncompatibleVariableOverride]
     connection: h11.Connection  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -50,6 +51,12 @@ class GuardedHTTP1(H11Protocol):
         self.linger = False  # the peer may be sending still when the connection is closed
         self._ahead = 0  # bytes read behind the running request
         self._room = trio.Event()
+        self._num_small_chunks = 0  # of this request's body
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the body comes in so many pieces that it is mostly their framing that is worked on."""
+        return self._num_small_chunks > _MANY_SMALL_CHUNKS
 
     async def ready_to_read(self) -> None:
         """Wait while the app, or the requests before this one, have to catch up."""
@@ -110,6 +117,7 @@ class GuardedHTTP1(H11Protocol):
         await self.send(RawData(data=data))
 
     async def _handle_events(self) -> None:
+        body = bytearray()  # the chunks of one read go to the app in one piece
         while True:
             try:
                 event = self.connection.next_event()
@@ -129,11 +137,15 @@ class GuardedHTTP1(H11Protocol):
                 await self.send(Updated(idle=False))
                 await self._create_stream(event)
             elif isinstance(event, h11.Data) and self.stream is not None:
-                await self.stream.handle(Body(stream_id=STREAM_ID, data=event.data))
-            elif isinstance(event, h11.EndOfMessage) and self.stream is not None:
+                self._num_small_chunks += len(event.data) < _SMALL_CHUNK_BYTES
+                body += event.data
+            else:
+                if body and self.stream is not None:
+                    await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(body)))
+                    body.clear()
+                if not isinstance(event, h11.EndOfMessage) or self.stream is None:
+                    return  # needs data, or is paused behind the running request
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
-            else:  # needs data, or is paused behind the running request
-                return
 
     async def _refuses(self, event: h11.Request) -> bool:
         if excess := self._excess(event):
@@ -203,7 +215,7 @@ class GuardedHTTP1(H11Protocol):
     async def _maybe_recycle(self) -> None:
         self.linger = self.connection.their_state is h11.SEND_BODY
         await super()._maybe_recycle()
-        self._ahead = 0
+        self._ahead = self._num_small_chunks = 0
         self._room.set()
         if self.connection.their_state is h11.IDLE and self.connection.trailing_data[0]:
             await self._take_pipelined()

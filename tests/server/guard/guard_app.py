@@ -65,6 +65,15 @@ class App:
             more = message["more_body"]
         await self._reply(send, 200, b"%d" % size)
 
+    async def parts(self, receive: Any, send: Any) -> None:
+        """In how many pieces the body came."""
+        number, more = 0, True
+        while more:
+            message = await receive()
+            number += bool(message["body"])
+            more = message["more_body"]
+        await self._reply(send, 200, b"%d" % number)
+
     async def early(self, receive: Any, send: Any) -> None:
         await self._reply(send, 413, b"too large")
 

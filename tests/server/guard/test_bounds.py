@@ -288,6 +288,20 @@ async def test_expectation(kind) -> None:
         assert not refused.streams[stream].continued
 
 
+async def test_a_body_in_tiny_chunks_is_gathered_and_gives_way() -> None:
+    """Its framing is all that there is to work on: it reaches the app in large pieces, and waits after each of them."""
+    async with serving() as running:
+        peer = await Peer.connect(running.port)
+        await peer.get("/parts", "Transfer-Encoding: chunked", method="POST")
+        await peer.send(b"1\r\na\r\n" * 2000 + b"0\r\n\r\n")
+        assert await peer.until(b"\r\n\r\n")
+        assert await peer.pump(lambda: peer.data.rpartition(b"\r\n\r\n")[2] != b"")
+        assert int(peer.data.rpartition(b"\r\n\r\n")[2]) <= 20
+        await peer.get("/read", "Transfer-Encoding: chunked", method="POST")
+        await peer.send(b"1\r\na\r\n" * 2000 + b"0\r\n\r\n")
+        assert await peer.until(b"\r\n\r\n2000")
+
+
 async def test_connections_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """The longest idle one makes room; where all are busy, new ones wait until one is not."""
     async with serving(max_connections=4, keep_alive_timeout=30, header_timeout=30) as running:
