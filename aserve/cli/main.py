@@ -15,7 +15,7 @@ from typing import cast
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
-from aserve.cli import chat, check_env, generate, plan, pull, run_batch, serve, simulate
+from aserve.cli import chat, check_env, generate, inspect, plan, pull, run_batch, serve, simulate
 from aserve.cli.sources import Sources
 from aserve.core.errors import AserveError, ConfigError
 
@@ -44,6 +44,7 @@ def build_app(sources: Sources | None = None) -> App:
     app.command(chat.command(sources), name="chat")
     app.command(generate.command(sources), name="generate")
     app.command(run_batch.command(sources), name="run-batch")
+    app.command(inspect.command(sources), name="inspect")
     app.command(plan.command(sources), name="plan")
     app.command(pull.pull)
     app.command(simulate.command(sources), name="simulate")

@@ -1,0 +1,1 @@
+"""What a model folder holds and what is wrong with it, without loading it. Called by ``aserve inspect``."""
