@@ -219,6 +219,8 @@ class ServerConfig:
         max_requests_per_key: Most requests in progress per API key; more are answered with 429. Default none.
         allowed_host: Names in Host headers that are served; * serves all. By default only local names when the server
             listens on a loopback address (no web page can reach it under its own name then), and all otherwise.
+        unknown_fields: What becomes of a request to the two completion routes with a field that is not known: refuse it
+            with 400, leave the field out with a line in the log, or leave it out.
         cors_origin: Origins whose pages may call the server from a browser; * allows all.
         tls_certificate: PEM file with the certificate chain; turns on HTTPS with HTTP/2 by ALPN.
         tls_key: PEM file with the certificate's private key.
@@ -243,6 +245,7 @@ class ServerConfig:
     api_key_file: str | None = None
     max_requests_per_key: int | None = None
     allowed_host: tuple[str, ...] = ()
+    unknown_fields: Literal["refuse", "warn", "ignore"] = "refuse"
     cors_origin: tuple[str, ...] = ()
     tls_certificate: str | None = None
     tls_key: str | None = None

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from aserve.core.config import EngineConfig, ServerConfig
@@ -66,15 +67,15 @@ class App:
         self._cors = Cors(server.cors_origin)
         self._small = SmallRoutes(Admin(slot, server, self.counts))
         running = RunningRequests()
+        read_chat = partial(read_chat_request, unknown=server.unknown_fields)
+        read_completion = partial(read_completion_request, unknown=server.unknown_fields)
 
         def way_in(path: str, *, is_work: bool = True) -> Ingress:
             return Ingress(path, slot, server, self.counts, running, is_work=is_work)
 
         self._generating: dict[str, Route] = {
-            CHAT: GenerationRoute(way_in(CHAT), server, read=read_chat_request, prepare=prepare_chat),
-            COMPLETIONS: GenerationRoute(
-                way_in(COMPLETIONS), server, read=read_completion_request, prepare=prepare_completion
-            ),
+            CHAT: GenerationRoute(way_in(CHAT), server, read=read_chat, prepare=prepare_chat),
+            COMPLETIONS: GenerationRoute(way_in(COMPLETIONS), server, read=read_completion, prepare=prepare_completion),
             **{path: route(way_in(path)) for path, route in WHOLE_ROUTES.items()},
             ABORT: abort_route(way_in(ABORT, is_work=False), running),
         }

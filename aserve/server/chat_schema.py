@@ -8,7 +8,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from aserve.server.json_body import parse_object
-from aserve.server.offered import drop_fields_not_offered
+from aserve.server.offered import UnknownFields, drop_fields_not_offered
 from aserve.server.schema import MAX_TOP_LOGPROBS, SamplingFields
 from aserve.server.validation import RuleError, validate
 from aserve.text.chat_template import RENDERING_OPTIONS, RESERVED_OPTIONS
@@ -172,6 +172,6 @@ class ChatRequest(SamplingFields):
 _FIELDS = frozenset(ChatRequest.model_fields)
 
 
-def read_chat_request(body: bytes) -> ChatRequest:
+def read_chat_request(body: bytes, unknown: UnknownFields = "refuse") -> ChatRequest:
     """Read and check a request's body. Raises InvalidRequestError, UnsupportedFieldError."""
-    return validate(ChatRequest, drop_fields_not_offered(parse_object(body), _FIELDS))
+    return validate(ChatRequest, drop_fields_not_offered(parse_object(body), _FIELDS, unknown))

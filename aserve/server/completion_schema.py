@@ -9,7 +9,7 @@ from pydantic import Field
 from aserve.core.errors import UnsupportedFieldError
 from aserve.server.inputs import Inputs, TextOrIds
 from aserve.server.json_body import parse_object
-from aserve.server.offered import drop_fields_not_offered
+from aserve.server.offered import UnknownFields, drop_fields_not_offered
 from aserve.server.schema import MAX_TOP_LOGPROBS, SamplingFields
 from aserve.server.validation import validate
 
@@ -36,11 +36,11 @@ class CompletionRequest(SamplingFields):
 _FIELDS = frozenset(CompletionRequest.model_fields)
 
 
-def read_completion_request(body: bytes) -> CompletionRequest:
+def read_completion_request(body: bytes, unknown: UnknownFields = "refuse") -> CompletionRequest:
     """Read and check a request's body. Raises InvalidRequestError, UnsupportedFieldError."""
     fields = parse_object(body)
     best_of = fields.pop("best_of", None)
-    request = validate(CompletionRequest, drop_fields_not_offered(fields, _FIELDS))
+    request = validate(CompletionRequest, drop_fields_not_offered(fields, _FIELDS, unknown))
     if best_of is not None and (isinstance(best_of, bool) or best_of != request.num_choices):
         raise UnsupportedFieldError("'best_of' is not supported unless it equals 'n'", param="best_of")
     if len(request.prompts) * request.num_choices > MAX_SEQUENCES:

@@ -6,10 +6,15 @@ unless its value asks for nothing (null, or what happens anyway). Used by the sc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from aserve.core.errors import UnsupportedFieldError
+
+logger = logging.getLogger(__name__)
+
+_MANY = 5
 
 # Field -> the values, besides null, that ask for nothing.
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
@@ -63,10 +68,20 @@ def _asks_for_nothing(value: Any, neutral: Iterable[Any]) -> bool:
     return value is None or any(type(value) is type(other) and value == other for other in neutral)
 
 
-def drop_fields_not_offered(body: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Return the fields that the schema ``known`` handles. Raises UnsupportedFieldError for the first other one that
-    asks for something."""
+UnknownFields = Literal["refuse", "warn", "ignore"]
+"""What becomes of a request with a field that nobody here knows: a 400, or an answer without it."""
+
+
+def drop_fields_not_offered(
+    body: Mapping[str, Any], known: frozenset[str], unknown: UnknownFields = "refuse"
+) -> dict[str, Any]:
+    """Return the fields that the schema ``known`` handles.
+
+    Raises UnsupportedFieldError for the first other one that asks for something; one that nobody knows is left out
+    instead if ``unknown`` says so, with one line in the log under "warn".
+    """
     kept: dict[str, Any] = {}
+    left_out: list[str] = []
     for name, value in body.items():
         if name in known:
             kept[name] = value
@@ -75,5 +90,9 @@ def drop_fields_not_offered(body: Mapping[str, Any], known: frozenset[str]) -> d
                 raise UnsupportedFieldError(f"'{name}' is not supported by this server", param=name)
         elif name not in WITHOUT_EFFECT:
             shown = name if len(name) <= 60 else name[:60] + "…"
-            raise UnsupportedFieldError(f"'{shown}' is not a known request field", param=shown)
+            if unknown == "refuse":
+                raise UnsupportedFieldError(f"'{shown}' is not a known request field", param=shown)
+            left_out.append(shown)
+    if left_out and unknown == "warn":
+        logger.warning("request fields that nobody knows were left out: %s", ", ".join(map(repr, left_out[:_MANY])))
     return kept

@@ -413,3 +413,26 @@ async def test_configuration_or_engine():
     with pytest.raises(ConfigError):
         create_app()
     assert isinstance(create_app(config), App)
+
+
+FIELDS = {
+    "/v1/completions": {"model": "M", "prompt": "hi", "max_tokens": 3},
+    CHAT: {"model": "M", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("path", FIELDS)
+async def test_a_field_that_nobody_knows(serving, caplog, path):
+    """Refused by name, unless the server is told otherwise; one that asks for what is not offered always is."""
+    body = {**FIELDS[path], "no_such_field": 1}
+    async with serving() as client:
+        refused = await client.post(path, body)
+        assert (refused.status, refused.error["param"]) == (400, "no_such_field")
+    for policy, num_lines in (("ignore", 0), ("warn", 1)):
+        caplog.clear()
+        async with serving(server={"unknown_fields": policy}) as client:
+            assert (await client.post(path, body)).status == 200
+            assert (await client.post(path, {**body, "mirostat": 2})).error["param"] == "mirostat"
+            assert (await client.post(path, {**body, "temperature": "hot"})).error["param"] == "temperature"
+        lines = [r.getMessage() for r in caplog.records if "no_such_field" in r.getMessage()]
+        assert bool(lines) == bool(num_lines)
